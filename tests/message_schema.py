@@ -186,10 +186,10 @@ def error_table() -> str:
     """Returns the table of errors for the page for apps."""
     kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, SebpEdgeError)]
     rows = [
-        (f"`{kind.code}`", f"`{kind.__name__}`", kind.__doc__.splitlines()[0], "yes" if kind.retry else "no", kind.hint)
+        (f"`{kind.code}`", f"`{kind.__name__}`", kind.__doc__.splitlines()[0], "yes" if kind.retry else "no")
         for kind in sorted(kinds, key=lambda kind: kind.code)
     ]
-    head = [("code", "error", "means", "retry", "hint"), ("---",) * 5]
+    head = [("code", "error", "means", "retry"), ("---",) * 4]
     return "\n".join(f"| {' | '.join(row)} |" for row in head + rows) + "\n"
 
 

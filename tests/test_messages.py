@@ -149,7 +149,7 @@ def test_each_kind_of_error_has_a_code_of_its_own_and_a_hint():
 
 
 def test_the_page_for_apps_has_the_table_of_errors():
-    page = Path(__file__).parents[1] / "sebp_edge" / "run" / "MESSAGES.md"
+    page = Path(__file__).parents[1] / "sebp_edge" / "guide" / "messages.md"
     assert error_table() in page.read_text(encoding="utf-8"), "print message_schema.error_table()"
 
 

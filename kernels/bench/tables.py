@@ -12,7 +12,7 @@ A table of tables.toml has these keys:
     more         further lines: a list of {head, cell, where}, which have a cell for each column that a head made, from
                  the row that `where` chooses; or of {cells}, a list of templates
     after        a template of text behind the table
-    libraries    whose versions are named; by default torch, triton, transformers and peft
+    libraries    whose versions are named; by default torch
     recorded     false if nothing is said about where the results come from
     like         another table, whose keys count where this one has none
 
@@ -34,7 +34,7 @@ from statistics import mean
 import evidence
 
 SPECIFICATIONS = Path(__file__).with_name("tables.toml")
-LIBRARIES = ("torch", "triton", "transformers", "peft")
+LIBRARIES = ("torch",)  # results.json has the versions of the others
 NOT_RECORDED = "Not recorded yet."
 
 

@@ -11,7 +11,7 @@ from sebp_edge.ask.values import MONTH, values
 
 NOT_FOUND = "Not in your notes."
 # The passages that a model is shown. The first is the right one nearly always, and small models read one better than
-# three (kernels/bench/quality/README.md).
+# three (kernels/bench/how-the-recipes-were-chosen.md).
 NUM_PASSAGES = 1
 
 # Below it, nothing was found (see `Hit`). The middle of the range in which at most 10 % of the development people's

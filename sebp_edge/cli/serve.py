@@ -25,7 +25,7 @@ def serve(
     """Serve an app in any language: requests, answers and events as lines of JSON on standard input and output.
 
     The app starts this command as its child. It ends with its input, and with the app. The guide for developers,
-    sebp_edge/serve/README.md, has the protocol. With --mcp, serve an assistant that speaks the Model Context Protocol.
+    sebp_edge/guide/server.md, has the protocol. With --mcp, serve an assistant that speaks the Model Context Protocol.
     """
     with one_sentence_errors():
         if not mcp:

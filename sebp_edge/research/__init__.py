@@ -12,7 +12,7 @@ nm_sparse, NmSparse             N:M sparsity: training that ends with N of each 
 semi_structured, SemiStructured inference with 2:4 weights by torch's sparse kernels
 learning_rates                  a recipe's learning rate at each step
 
-The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`. README.md in this folder shows how to use each.
+The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`. guide/for-researchers.md shows how to use each.
 The folder has what only researchers need; what they share with `Personalizer` stays where it is:
 
 rules                 TopN, Threshold and Energy

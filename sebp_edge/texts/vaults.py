@@ -13,7 +13,7 @@ from sebp_edge.texts.not_theirs import reason_against_folder
 # In bytes.
 MAX_SETTINGS = 1_000_000
 # Without settings, a folder is Obsidian's if this share of its notes have marks that nothing else writes: so many notes
-# or one with so many; or if so many have them and .gitignore names the settings (kernels/bench/formats/vaults.md).
+# or one with so many; or if so many have them and .gitignore names the settings: kernels/bench/which-files-are-read.md.
 SHARE, MIN_NOTES, MIN_MARKS = 0.06, 2, 3
 # How many notes of a folder are searched, and how much of each one, in bytes.
 MAX_NOTES, SEARCHED = 2_000, 50_000

@@ -2,7 +2,7 @@
 
 It decides by the losses of test documents that the judged states have not been trained on: over the base model with
 95 % confidence in each decision, over earlier versions with 95 % confidence in all decisions of an adapter together.
-`kernels/bench/gate.md` has the error rates.
+`kernels/bench/how-the-gate-decides.md` has the error rates.
 """
 
 import math

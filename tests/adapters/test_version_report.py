@@ -366,7 +366,7 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
 
 
 def test_the_page_about_adapters_documents_every_key_of_the_json():
-    page = (Path(__file__).parents[2] / "sebp_edge" / "adapters" / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "sebp_edge" / "guide" / "versions.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", page))
     kinds = [kind for kind in vars(training_report).values() if dataclasses.is_dataclass(kind)]
     for kind in (VersionReport, *kinds):

@@ -10,6 +10,10 @@ import documents
 import evidence
 import tables
 
+# Pages of which each section is about a study, and where the scripts of studies were.
+STUDIES = ("how-the-gate-decides.md", "how-the-recipes-were-chosen.md")
+FOLDERS = ("", "formats/", "quality/", "speed/")
+
 WORDS = "[words]\nnames = { a = 'A', b = '**B**' }\n"
 
 
@@ -91,19 +95,20 @@ def test_every_table_is_in_a_document_and_can_be_written():
 
 
 def test_every_study_names_the_last_commit_with_its_script():
-    folder = evidence.RESULTS.parent
-    pages = [(folder / page).read_text(encoding="utf-8") for page in ("studies.md", "gate.md", "quality/README.md")]
-    sections = [section for page in pages for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
-    assert len(sections) >= 11
-    for section in sections:
+    pages = {page.name: page.read_text(encoding="utf-8") for page in evidence.RESULTS.parent.glob("*.md")}
+    sections = [
+        (name, section) for name, page in pages.items() for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    ]
+    studies = [section for name, section in sections if name in STUDIES or ", last at" in section]
+    assert len(studies) >= 11
+    for section in studies:
         found = re.search(r"at commit ([0-9a-f]{7})", section)
         assert found, section.splitlines()[0]
-        if ", last at" in section:
-            scripts = re.findall(r"`(\w+\.py)`", section.split(", last at")[0])
-            assert scripts and all(
-                any(in_commit(found[1], f"kernels/bench/{folder}{script}") for folder in ("", "quality/", "speed/"))
-                for script in scripts
-            ), scripts
+        for scripts, commit in re.findall(r"([^()\n;]*), last at commit ([0-9a-f]{7})", section):
+            named = re.findall(r"`(?:formats/)?(\w+\.py)`", scripts)
+            assert named and all(
+                any(in_commit(commit, f"kernels/bench/{folder}{script}") for folder in FOLDERS) for script in named
+            ), named
 
 
 def in_commit(commit, path):

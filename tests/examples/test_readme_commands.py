@@ -24,7 +24,7 @@ ELSEWHERE = ("adapt --recipe ask", "serve")
 
 def commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    first = re.search(r"&& (sebp-edge adapt \S+)\n", text).group(1)
+    first = re.search(r"^pip install .*\n(sebp-edge adapt \S+)\n", text, re.MULTILINE).group(1)
     block = re.search(r"```sh\n(sebp-edge generate .*?)```", text, re.DOTALL).group(1)
     return [shlex.split(line, comments=True)[1:] for line in [first, *block.splitlines()]]
 

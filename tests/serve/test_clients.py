@@ -170,7 +170,7 @@ def test_typescript_client_is_refused_starts_a_job_and_cancels_a_request(tmp_pat
 def test_the_guides_conversation_in_plain_lines_works(settings, training, warm_servers):
     """In any other language, an app writes and reads these lines."""
     Path(training["recipe"]).write_text(RECIPE + "refit = false\n")
-    guide = (ROOT / "sebp_edge/serve/README.md").read_text(encoding="utf-8")
+    guide = (ROOT / "sebp_edge/guide/server.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(# A conversation.*?)```", guide, re.DOTALL)
     assert len(code.splitlines()) <= 20
     code = code.replace('["sebp-edge", "serve"]', repr(warm_servers.command))

@@ -88,7 +88,7 @@ REAL = {
     "notes": files("examples/notes/*"),
     "code": files("sebp_edge/texts/*.py"),
     "one file": files("sebp_edge/texts/tokens.py"),
-    "documents": [*files("*.md"), *files("kernels/bench/README.md")],
+    "documents": [*files("*.md"), *files("kernels/bench/how-fast-is-a-step.md")],
     "licence": files("LICENSE"),
     "result tables": files("kernels/bench/results/*.csv"),
     "a small table": table(30),

@@ -3,7 +3,7 @@
     with semi_structured(model):
         model.generate(...)
 
-They pay for many rows at a time, such as a long prompt's (kernels/NM.md, "Compressed products").
+They pay for many rows at a time, such as a long prompt's (guide/nm-paper.md, "Compressed products").
 """
 
 import warnings
@@ -84,7 +84,7 @@ def _layers_2_4(model: nn.Module) -> dict[str, nn.Linear]:
     if not found:
         raise SparsityError(
             "The model has no 2:4 linear layers, which sparse kernels need; train all weights with the pattern 2:4 "
-            'first ("N:M sparsity" in sebp_edge/research/README.md).'
+            'first ("N:M sparsity" in sebp_edge/guide/for-researchers.md).'
         )
     return found
 
