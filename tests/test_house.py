@@ -44,24 +44,24 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_849
+MAX_LINES = 51_302
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_671,
+    "files at the root": 1_655,
     "adapters": 3_641,
     "ask": 722,
     "basics": 777,
-    "basics.pages": 326,
-    "cli": 3_132,
+    "basics.pages": 304,
+    "cli": 2_967,
     "export": 1_990,
     "machine": 1_026,
     "memory": 1_663,
     "models": 5_116,
     "models.gguf": 1_168,
     "questions": 435,
-    "research": 3_131,
-    "run": 5_573,
+    "research": 1_812,
+    "run": 5_547,
     "serve": 2_974,
-    "sparse": 1_693,
+    "sparse": 1_694,
     "sparse.patches": 2_519,
     "sparse.rows": 786,
     "texts": 10_754,
