@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from sebp_edge.events import Sink, StepDone, TrainingStarted
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.models.adaptation import attach
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.recipe import Recipe
-from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Dataset
 from sebp_edge.texts.examples import Outline

@@ -10,10 +10,10 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge.errors import OptionError, SparsityError
-from sebp_edge.recipe import METHODS, PruningRecipe
 from sebp_edge.research import nm_sparse, sparsify
 from sebp_edge.research.pruning import phases as own_phases
 from sebp_edge.research.pruning.phases import Phases
+from sebp_edge.research.pruning.pruning_recipe import METHODS, PruningRecipe
 
 
 def make_model(dtype=torch.float64):

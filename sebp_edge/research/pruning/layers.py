@@ -7,8 +7,8 @@ from torch import nn
 from sebp_edge.errors import SparsityError, suggest
 from sebp_edge.models.architecture import inner_model
 from sebp_edge.models.lora import has_adapter
-from sebp_edge.recipe import PruningRecipe
 from sebp_edge.research.pruning.phases import largest_group
+from sebp_edge.research.pruning.pruning_recipe import PruningRecipe
 
 
 def layers_to_prune(model: nn.Module, sparsity: PruningRecipe) -> dict[str, nn.Linear]:

@@ -18,9 +18,9 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.recipe import PruningMethod, PruningRecipe
 from sebp_edge.research.pruning.phases import Stage
 from sebp_edge.research.pruning.pruning import Pruning
+from sebp_edge.research.pruning.pruning_recipe import PruningMethod, PruningRecipe
 
 
 def nm_sparse(
@@ -59,8 +59,7 @@ class NmSparse:
     """Handle of one model that is pruned while it is trained by an optimizer of torch."""
 
     def __init__(self, model: nn.Module, sparsity: PruningRecipe, num_steps: int):
-        self._pruning = Pruning(model, sparsity)
-        self._pruning.begin(num_steps)
+        self._pruning = Pruning(model, sparsity, num_steps)
         self._remember_versions()
         # The pruned tensors of the parameters that an optimizer has updated since the last step, and its rates.
         self._pruned: dict[nn.Parameter, torch.Tensor] = {}

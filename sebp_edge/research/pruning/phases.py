@@ -9,7 +9,7 @@ mdgf-exponential    likewise, δ falls exponentially to 0.01, then to 0
 sdgf-stepwise       prunes to (M-1):M, then to M/2:M, M/4:M, ... in equal parts
 sdgf-geometric      prunes to 8N:8M, then to 4N:4M, 2N:2M and N:M in equal parts
 
-MdGf and SdGf are from Bambhaniya et al. 2024, "Progressive Gradient Flow for Robust N:M PruningRecipe Training in
+MdGf and SdGf are from Bambhaniya et al. 2024, "Progressive Gradient Flow for Robust N:M Sparsity Training in
 Transformers".
 """
 
@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 
 from sebp_edge.errors import OptionError
-from sebp_edge.recipe import Pattern, PruningRecipe
+from sebp_edge.research.pruning.pruning_recipe import PruningRecipe, parse_pattern
 
 # SR-STE's λ.
 SHRINKAGE = 2e-4
@@ -54,26 +54,17 @@ class Phases:
             raise OptionError(f"The number of steps is {str(self.num_steps)[:40]}; expected a whole number above 0.")
 
     @property
-    def pattern(self) -> Pattern:
-        return Pattern.parse(self.sparsity.pattern)
-
-    @property
-    def first_sparse_step(self) -> int:
-        """The first step of the sparse phase, from 0; always below the number of steps."""
-        return self._num_dense_steps + self._num_decay_steps
-
-    @property
     def shrinkage(self) -> float:
         """λ, times which the learning rate is the share that pruned weights lose at each step."""
         return SHRINKAGE if self.sparsity.method == "sr-ste" else 0.0
 
     @property
     def final(self) -> Stage:
-        return Stage(self.pattern.n, self.pattern.m)
+        return Stage(*parse_pattern(self.sparsity.pattern))
 
     def stage(self, step: int) -> Stage:
         """Returns the stage of a step, counted from 0."""
-        n, m, time = self.pattern.n, self.pattern.m, step - self._num_dense_steps
+        n, m, time = self.final.n, self.final.m, step - self._num_dense_steps
         if time < 0:
             return DENSE
         if time >= self._num_decay_steps:
@@ -100,7 +91,7 @@ class Phases:
 
 def largest_group(sparsity: PruningRecipe) -> int:
     """Returns the largest group in which weights are ranked; layers' inputs must be multiples of it."""
-    return Pattern.parse(sparsity.pattern).m * (_GEOMETRIC[0] if sparsity.method == "sdgf-geometric" else 1)
+    return parse_pattern(sparsity.pattern)[1] * (_GEOMETRIC[0] if sparsity.method == "sdgf-geometric" else 1)
 
 
 def _part(time: int, num_steps: int, values: tuple[int, ...]) -> int:
