@@ -4,7 +4,7 @@ A layer's parameter holds the pruned weight, which the model computes with, alwa
 graphs need not be captured again. The optimizer updates the dense weight, of the same dtype, with its gradient.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from sebp_edge.ops import prune_, shrink_pruned_
 from sebp_edge.research.pruning.layers import layers_to_prune
 from sebp_edge.research.pruning.phases import Phases, Stage
-from sebp_edge.research.pruning.pruning_recipe import PruningRecipe
 
 
 class Pruning:
-    """The pruning of one model in a training of `num_steps` steps, which begins with its current weights.
+    """The pruning of one model in a training, which begins with its current weights.
 
     Attributes:
         dense: the dense weight of each pruned parameter.
@@ -24,9 +23,9 @@ class Pruning:
         num_done: the number of steps done.
     """
 
-    def __init__(self, model: nn.Module, sparsity: PruningRecipe, num_steps: int):
-        layers = layers_to_prune(model, sparsity).values()
-        self._phases, self.num_done = Phases(sparsity, num_steps), 0
+    def __init__(self, model: nn.Module, phases: Phases, names: Sequence[str] | None):
+        layers = layers_to_prune(model, phases.largest_group, names).values()
+        self._phases, self.num_done = phases, 0
         # A weight that several layers share is pruned once.
         self.dense = {layer.weight: layer.weight.detach().clone() for layer in layers}
         self._prune(self._phases.stage(0))
