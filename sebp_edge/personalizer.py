@@ -270,7 +270,6 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         repetition_penalty: float = 1.0,
         stop: Sequence[str] = (),
         seed: int | None = None,
-        sparse_kernels: bool = False,
         on_text: Callable[[str], None] | None = None,
         stop_when: threading.Event | None = None,
     ) -> str:
@@ -283,18 +282,15 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             prompt: a text, or messages: `[{"role": "user", "content": "Where is the key?"}]`, with the roles "system",
                 "user" and "assistant", the last one the user's.
             max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed: see `Sampling`.
-            sparse_kernels: whether the layers of a 2:4 model compute with compressed weights (see `semi_structured`).
 
         Raises:
             TextsError: the prompt is neither a text nor messages, is empty, or is longer than the model's context.
             AdapterError, ModelError: see `load_adapter`, or the logits are not finite.
-            SparsityError: there are no sparse kernels for this machine or model, or the model is not 2:4.
             Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was generated so far.
         """
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed)
         with self._begin(stop_when) as call:
-            choice = AdapterChoice(adapter, version)
-            return generating.generate(call, prompt, choice, sampling, on_text, sparse_kernels=sparse_kernels)
+            return generating.generate(call, prompt, AdapterChoice(adapter, version), sampling, on_text)
 
     def complete(
         self,

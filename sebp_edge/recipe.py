@@ -9,7 +9,6 @@ Recipe.load(None)                      the bundled recipe that fits the texts
 import dataclasses
 import difflib
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,73 +30,6 @@ READER = "reader"
 _OF_THE_PAPER = ("glue", "lm")
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
-MAX_M = 32
-PruningMethod = Literal["sr-ste", "mdgf-linear", "mdgf-exponential", "sdgf-stepwise", "sdgf-geometric"]
-METHODS = get_args(PruningMethod)
-_PATTERN = re.compile(r"([1-9][0-9]?):([1-9][0-9]?)")
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """Of each `m` neighbours in a row of a weight, `n` are kept."""
-
-    n: int
-    m: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Pattern":
-        """Reads "2:4".
-
-        Raises:
-            OptionError: it is no pattern with 0 < N < M <= 32.
-        """
-        found = _PATTERN.fullmatch(text) if isinstance(text, str) else None
-        if found is None or not 0 < int(found[1]) < int(found[2]) <= MAX_M:
-            raise OptionError(
-                f"The pattern is {str(text)[:40]!r}; expected N:M with N below M and M at most {MAX_M}, such as '2:4'."
-            )
-        return cls(int(found[1]), int(found[2]))
-
-    def __str__(self) -> str:
-        return f"{self.n}:{self.m}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruningRecipe:
-    """How linear layers are pruned to N:M while they are trained: the table `[sparsity]` of a recipe.
-
-    Attributes:
-        pattern: N:M, such as "2:4": of each M neighbouring inputs of an output, N weights are left; M is at most 32.
-        method: what happens to pruned weights in the decay phase, see `research.pruning.phases`.
-        dense, decay: the shares of the steps in the dense and in the decay phase; the sparse phase has the rest.
-            "sr-ste" has no decay phase.
-        layers: the ends of the layers' names, such as "gate_proj" or "output.dense"; None for all linear layers but the
-            head.
-
-    Raises:
-        OptionError: a value is of the wrong type or out of range.
-    """
-
-    pattern: str
-    method: PruningMethod = "mdgf-exponential"
-    dense: float = 0.0
-    decay: float = 0.5
-    layers: tuple[str, ...] | None = None
-
-    def __post_init__(self):
-        Pattern.parse(self.pattern)
-        if self.method not in METHODS:
-            raise OptionError(f"Unknown N:M method {str(self.method)[:40]!r}; {suggest(str(self.method), METHODS)}")
-        shares, decay = (self.dense, self.decay), 0 if self.method == "sr-ste" else self.decay
-        if not all(type(share) in (int, float) and 0 <= share < 1 for share in shares) or self.dense + decay >= 1:
-            raise OptionError(
-                f"The dense phase is {str(self.dense)[:40]} and the decay phase {str(self.decay)[:40]} of the steps; "
-                "expected shares of at least 0 whose sum is below 1, since the sparse phase has the rest."
-            )
-        if self.layers is not None:
-            if isinstance(self.layers, str) or not all(isinstance(name, str) and name for name in self.layers):
-                raise OptionError("The layers to prune must be a list of the ends of their names.")
-            object.__setattr__(self, "layers", tuple(self.layers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +60,6 @@ class Recipe:
         context_length: tokens per example, padding included; capped by the model's own limit.
         chat_template: whether to render prompt/completion records with the model's chat template.
         margin: the gain that counts, as a share of the base model's test loss; the gate keeps nothing below it.
-        sparsity: with method "full", prunes linear layers to N:M while they are trained; in a file the table
-            `[sparsity]`. None, the default: no pruning.
         refit: whether to train on all documents after the gate has passed an adapter of 20 documents or more. None, the
             default: with method "lora". Below 20 documents, the last training is always on all of them.
         merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
@@ -165,7 +95,6 @@ class Recipe:
     chat_template: bool = False
     margin: float = 0.01
     refit: bool | None = None
-    sparsity: PruningRecipe | None = None
     merge_for: Quantisation | None = None
     questions: Questions | None = None
     general: float = 0.0
@@ -179,11 +108,6 @@ class Recipe:
             )
         if self.load_in_fp8:
             self._check_fp8()
-        if self.sparsity and self.method == "lora":
-            raise RecipeError(
-                f"Recipe {self.name!r}: an adapter is dense, so a pruned model with one would not be "
-                f"{self.sparsity.pattern} any more; use method 'full', or leave out sparsity."
-            )
         if self.merge_for:
             self._check_merge()
 
@@ -241,7 +165,7 @@ class Recipe:
             RecipeError: a value is unknown or invalid, as in a record of another version.
         """
         try:
-            return cls(**values)
+            return cls(**_without_sparsity(values.get("name"), values))
         except TypeError as error:
             raise RecipeError(
                 "The recipe in the adapter's record has values that this sebp-edge does not know; upgrade sebp-edge."
@@ -278,10 +202,6 @@ class Recipe:
     def default_name(self) -> str:
         """The name of an adapter that was given none."""
         return READER if self.questions else "default"
-
-    def updates_copy_of(self, layer: str) -> bool:
-        """Whether the optimizer updates a copy of a linear layer's weight; `layer` is the end of the layer's name."""
-        return self.sparsity is not None and (self.sparsity.layers is None or layer in self.sparsity.layers)
 
     def learning_on(self) -> "Recipe":
         """Returns the recipe of a training that learns on: it has fewer documents, and must not forget the others."""
@@ -334,10 +254,20 @@ def _parse(name: str, text: str) -> Recipe:
     except RecursionError as error:
         raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe has plain values only.") from error
     known = [field.name for field in dataclasses.fields(Recipe) if field.name != "name"]
-    for key in values:
+    for key in _without_sparsity(name, values):
         if key not in known:
             raise RecipeError(f"Recipe {name!r} has an unknown key {key!r}; {suggest(key, known)}")
     return Recipe(name=name, **{"description": "", **values})
+
+
+def _without_sparsity(name: str, values: dict) -> dict:
+    """Returns values without `sparsity`, which is null in older records; refuses those of a recipe that prunes."""
+    if values.get("sparsity") is not None:
+        raise RecipeError(
+            f"Recipe {name!r} has [sparsity], and recipes do not prune any more; leave it out, or prune in your own "
+            "training loop with sebp_edge.research.nm_sparse."
+        )
+    return {key: value for key, value in values.items() if key != "sparsity"}
 
 
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0, "general": 0}
@@ -357,8 +287,6 @@ def _validate(recipe: str, field: dataclasses.Field, value):
         kind = get_args(kind)[0]
     if kind is float and type(value) is int and abs(value) <= _AT_MOST_ANY[float]:
         value = float(value)
-    if kind is PruningRecipe:
-        return _validate_sparsity(recipe, value)
     if get_args(kind):
         is_valid, expected = value in get_args(kind), " or ".join(map(repr, get_args(kind)))
     else:
@@ -375,23 +303,6 @@ def _validate(recipe: str, field: dataclasses.Field, value):
     if not is_valid:
         raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {expected}, but is {_shorten(value)}.")
     return value
-
-
-def _validate_sparsity(recipe: str, value) -> PruningRecipe:
-    if isinstance(value, PruningRecipe):
-        return value
-    if not isinstance(value, dict):
-        raise RecipeError(f"Recipe {recipe!r}: sparsity must be a table, but is {_shorten(value)}.")
-    known = [field.name for field in dataclasses.fields(PruningRecipe)]
-    for key in value:
-        if key not in known:
-            raise RecipeError(f"Recipe {recipe!r} has an unknown key {key!r} in sparsity; {suggest(key, known)}")
-    if "pattern" not in value:
-        raise RecipeError(f'Recipe {recipe!r}: sparsity has no pattern; give one, such as pattern = "2:4".')
-    try:
-        return PruningRecipe(**value)
-    except OptionError as error:
-        raise RecipeError(f"Recipe {recipe!r}: {error}") from error
 
 
 def _shorten(value) -> str:

@@ -6,7 +6,6 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
 from sebp_edge.memory.options import FASTEST
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.recovery import RecoveringLearner
@@ -28,8 +27,6 @@ def make_learners_eager(monkeypatch):
 class LoraAdaptation:
     """An adaptation: a small model with a random adapter."""
 
-    training_hook = TrainingHook
-
     def __init__(self, model=None, dtype=torch.bfloat16):
         model = (model or make_llama(hidden_size=64, intermediate_size=96, num_hidden_layers=3)).to("cuda", dtype)
         config = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
@@ -43,8 +40,6 @@ class LoraAdaptation:
 
 class FullAdaptation:
     """An adaptation: a model in bf16 with all weights trained."""
-
-    training_hook = TrainingHook
 
     def __init__(self, **changes):
         self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()

@@ -255,7 +255,7 @@ def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
         "sebp_edge.training.learner._update_for",
-        lambda parameters, recipe, options, weights: UpdateInBackward(parameters, recipe, weights),
+        lambda parameters, recipe, options: UpdateInBackward(parameters, recipe),
     )
 
 

@@ -304,7 +304,7 @@ FATES = {
     "removed": (lambda adapter: adapter.remove(1), "it was removed"),
     "damaged": (
         lambda adapter: (adapter.version_folder(1) / "judged" / "1" / "adapter_model.safetensors").write_bytes(b"{"),
-        "its files are damaged, or of a newer sebp-edge",
+        "its files are damaged, or of another sebp-edge",
     ),
 }
 

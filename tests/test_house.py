@@ -155,7 +155,6 @@ OTHER_ERRORS = {
     "sebp_edge/adapters/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
-    "sebp_edge/models/compressed.py": "ValueError",
     "sebp_edge/models/known_models.py": "ValueError",
     "sebp_edge/models/known_tokenizer.py": "ValueError",  # as transformers' own tokenizers
     "sebp_edge/models/lora.py": "ValueError",

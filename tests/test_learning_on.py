@@ -173,7 +173,6 @@ def test_all_other_values_of_a_recipe_learn_on(make):
         "r",
         "lora_alpha",
         "chat_template",
-        "sparsity",
         "merge_for",
         "questions",
     }

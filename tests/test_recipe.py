@@ -138,6 +138,19 @@ def test_huge_numbers_and_deep_lists_are_one_sentence(tmp_path, line, words):
     assert len(message) < 300
 
 
+@pytest.mark.parametrize("line", ['method = "full"\n[sparsity]\npattern = "2:4"', "sparsity = {}", 'sparsity = ""'])
+def test_a_recipe_that_prunes_is_refused(tmp_path, line):
+    path = recipe_file(tmp_path, line)
+    message = (
+        "Recipe 'mine' has [sparsity], and recipes do not prune any more; leave it out, or prune in your own training "
+        "loop with sebp_edge.research.nm_sparse."
+    )
+    assert refusal(lambda: Recipe.load(path)) == message
+    values = vars(Recipe(name="mine", description=""))
+    assert refusal(lambda: Recipe.of_record(values | {"sparsity": {"pattern": "2:4"}})) == message
+    assert Recipe.of_record(values | {"sparsity": None}) == Recipe(**values)
+
+
 def test_an_invalid_path_is_one_sentence():
     assert "cannot be read: embedded null byte." in refusal(lambda: Recipe.load("\0.toml"))
 

@@ -165,9 +165,6 @@ class AdapterRecord:
                 f"({self.quiz['right_before']} before).\n"
             )
         kind = "LoRA adapter" if self.recipe["method"] == "lora" else "fully fine-tuned model"
-        sparsity = self.recipe.get("sparsity") or {}
-        if isinstance(sparsity, dict) and sparsity.get("pattern"):
-            kind += f", pruned to {sparsity['pattern']},"
         return f"""---
 base_model: {self.base_model}
 library_name: {"peft" if self.recipe["method"] == "lora" else "transformers"}
@@ -182,15 +179,8 @@ repeat parts of them: keep it as private as they are.
 """
 
 
-def _is_plain(value) -> bool:
-    """Whether a value of a recipe is a plain one, or a list of names."""
-    if isinstance(value, list):
-        return all(isinstance(each, str) for each in value)
-    return isinstance(value, str | int | float | bool | NoneType)
-
-
 def _is_recipe(values: dict) -> bool:
-    """Whether these may be a recipe's values: plain ones with a name and a method, and those of its sparsity."""
-    plain = [each for key, each in values.items() if not (key == "sparsity" and isinstance(each, dict))]
-    plain += values["sparsity"].values() if isinstance(values.get("sparsity"), dict) else ()
-    return all(map(_is_plain, plain)) and all(isinstance(values.get(key), str) for key in ("name", "method"))
+    """Whether these may be a recipe's values: plain ones with a name and a method; recipes had a table `sparsity`."""
+    plain = [value for key, value in values.items() if key != "sparsity"]
+    is_named = all(isinstance(values.get(key), str) for key in ("name", "method"))
+    return is_named and all(isinstance(value, str | int | float | bool | NoneType) for value in plain)

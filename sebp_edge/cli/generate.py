@@ -68,9 +68,6 @@ def generate(
         list[str] | None, typer.Option(metavar="TEXT", help="Stop before this text; can be repeated.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed; by default a new one each time.")] = None,
-    sparse_kernels: Annotated[
-        bool, typer.Option("--sparse-kernels", help="Compute with the compressed weights of a 2:4 model; GPU only.")
-    ] = False,
     device: Device = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -106,7 +103,6 @@ def generate(
                 repetition_penalty=repetition_penalty,
                 stop=stop or (),
                 seed=seed,
-                sparse_kernels=sparse_kernels,
                 on_text=show,
             )
         except Interrupted:

@@ -85,12 +85,8 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    # The optimizer updates a copy of these, and of 4-bit weights there may be a dequantised one.
-    sizes = setup.shape.parameters_by_layer.items()
-    copied = sum(size for layer, size in sizes if setup.recipe.updates_copy_of(layer))
-    copied += setup.dequantised_parameters
     loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
-    return loaded + setup.itemsize * copied + (0 if setup.on_gpu else _rounded_in_place(setup))
+    return loaded + setup.itemsize * setup.dequantised_parameters + (0 if setup.on_gpu else _rounded_in_place(setup))
 
 
 def _rounded_in_place(setup: TrainingSetup) -> int:

@@ -21,8 +21,6 @@ sharding               how weights are spread over processes: what is supported,
 small_copy             a small copy of a decoder, with random weights
 adaptation, lora, full
                        attach, save, restore and detach trained weights
-training_hook          what trained weights do in a training besides the updates
-compressed             files of N:M weights, which full fine-tuning may have saved
 generation, sampling, text_stream
                        generate texts, the options, and the streaming of tokens as text
 decoding, decoding_alone

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.models.architecture import num_parameters
-from sebp_edge.models.full import FullWeights
+from sebp_edge.models.full import PRUNED, FullWeights
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.lora import LoraAdapter
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.recipe import Recipe
 
 
@@ -29,9 +28,6 @@ class Adaptation(Protocol):
 
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
-
-    def training_hook(self) -> TrainingHook:
-        """Returns the hook of one training."""
 
     def disabled(self) -> AbstractContextManager:
         """Context in which the model computes as the base model alone."""
@@ -58,7 +54,7 @@ def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptat
     """
     if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
         return LoraAdapter.from_folder(base, folder, merge_for)
-    if any((folder / name).is_file() for name in FullWeights.MARKERS):
+    if any((folder / name).is_file() for name in (*FullWeights.MARKERS, PRUNED)):
         return FullWeights.from_folder(base, folder)
     expected = ", ".join(LoraAdapter.MARKERS + FullWeights.MARKERS)
     raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")

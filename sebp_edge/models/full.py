@@ -7,21 +7,19 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sebp_edge.errors import BaseModelMismatch, ModelError
-from sebp_edge.models.compressed import COMPRESSED, CompressedFile
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
 from sebp_edge.models.loading import BaseModel, without_progress_bars
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.models.weights import WeightsFile, raising_adapter_error
 
-FORMATS = {"model.safetensors": WeightsFile, COMPRESSED: CompressedFile}
+# The weights of a version that was trained with `[sparsity]` in its recipe, which is not supported any more.
+PRUNED = "compressed.safetensors"
 
 
 class FullWeights:
     """All weights of the base model, with a copy of the original ones on the CPU."""
 
-    MARKERS = tuple(FORMATS)
+    MARKERS = ("model.safetensors",)
     merge_for = None
-    training_hook = TrainingHook
 
     def __init__(self, base: BaseModel):
         if base.in_4bit or base.in_fp8:
@@ -66,17 +64,14 @@ class FullWeights:
 
         Loaded on a device of this kind, the model is bit for bit the one that was tested.
         """
-        self._write_weights(folder)
-        config = copy.deepcopy(self.model.config)
-        config.dtype = self._dtype
-        config.save_pretrained(folder)
-        self._tokenizer.save_pretrained(folder)
-
-    def _write_weights(self, folder: Path) -> None:
         with without_progress_bars():
             self.model.save_pretrained(
                 folder, state_dict=dict(saved_tensors(self.model)), max_shard_size="1TB", save_original_format=False
             )
+        config = copy.deepcopy(self.model.config)
+        config.dtype = self._dtype
+        config.save_pretrained(folder)
+        self._tokenizer.save_pretrained(folder)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -106,13 +101,18 @@ class FullWeights:
 
 
 def open_weights(folder: Path) -> WeightsFile:
-    """Opens a saved model, compressed or not.
+    """Opens a saved model.
 
     Raises:
-        OSError, SafetensorError, ValueError, OptionError: its file is missing or damaged.
+        AdapterError: it is pruned.
+        OSError, SafetensorError: its file is missing or damaged.
     """
-    name = next((name for name in FORMATS if (folder / name).is_file()), next(iter(FORMATS)))
-    return FORMATS[name](folder / name)
+    if (folder / PRUNED).is_file():
+        raise AdapterError(
+            f"The model in {folder.name!r} is pruned to N:M, which this sebp-edge cannot load; adapt again with "
+            "--fresh (fresh=True), or export it with the sebp-edge that saved it."
+        )
+    return WeightsFile(folder / FullWeights.MARKERS[0])
 
 
 def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -17,7 +17,6 @@ from sebp_edge.models.fp8 import Fp8Linear
 from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.models.weights import (
     SUFFIX_A,
     SUFFIX_B,
@@ -63,7 +62,6 @@ class LoraAdapter:
     """Low-rank weights beside every linear projection (Hu et al. 2021), in fp32 whatever the base model's dtype."""
 
     MARKERS = ("adapter_model.safetensors",)
-    training_hook = TrainingHook
 
     def __init__(self, model: PeftModel):
         self.model = model

@@ -4,10 +4,8 @@
 from the sizes; `sebp_edge.memory.shape_reader` finds it. Imports no torch.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from typing import NamedTuple
 
 
@@ -165,14 +163,6 @@ class DecoderShape(DecoderSizes):
     def order(self) -> list[int]:
         """The place of each block among the distinct ones."""
         return [self.distinct_blocks.index(block) for block in self.blocks]
-
-    @cached_property
-    def parameters_by_layer(self) -> dict[str, int]:
-        """Parameters of all blocks' linear layers, by the ends of the layers' names."""
-        found = Counter()
-        for name, linear in chain.from_iterable(block.linears.items() for block in self.blocks):
-            found[name.rpartition(".")[2]] += linear.size
-        return found
 
     @cached_property
     def is_hoisted(self) -> bool:

@@ -16,7 +16,7 @@ The operations are in `sebp_edge.ops`, the errors in `sebp_edge.errors`. guide/f
 The folder has what only researchers need; what they share with `Personalizer` stays where it is:
 
 rules                 TopN, Threshold and Energy
-pruning               N:M sparsity, in your own loop and in recipes; inference with 2:4 weights
+pruning               N:M sparsity in your own loop; inference with 2:4 weights
 analysis              how sparse gradients are: `Personalizer.analyze`
 """
 

@@ -24,7 +24,6 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.loading import decoder_config
 from sebp_edge.recipe import Recipe
-from sebp_edge.research.pruning.pruned_model import attach
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.encoding import TrainingPreparation
@@ -206,7 +205,7 @@ class Adapting:
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
         state, checks = resumed and resumed.state, (self._checkpoints.due, self._check, call.giving_way.rest)
-        self.training = TrainingRun(base, task, guard, self._notify, attach, call.job.clock, state, *checks)
+        self.training = TrainingRun(base, task, guard, self._notify, call.job.clock, state, *checks)
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True

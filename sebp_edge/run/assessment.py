@@ -149,7 +149,7 @@ class Assessor:
         try:
             found = self._score_version(adapter.open(version), is_active=is_active)
         except AdapterError:
-            found = "its files are damaged, or of a newer sebp-edge"
+            found = "its files are damaged, or of another sebp-edge"
         return EarlierVersion(version, None, found) if isinstance(found, str) else EarlierVersion(version, found)
 
     def _score_version(self, saved: SavedAdapter, *, is_active: bool) -> HeldOutLoss | str | None:

@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 
 from sebp_edge.models.completion import Completion, complete_text
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.questions.asking import prompt_for
-from sebp_edge.research.pruning.semi_structured import semi_structured
 from sebp_edge.run.call import Call
 from sebp_edge.run.model_in_use import AdapterChoice
 from sebp_edge.texts.documents import check_text
@@ -26,21 +24,15 @@ def generate(
     choice: AdapterChoice,
     sampling: Sampling,
     on_text: Callable[[str], None] | None,
-    *,
-    sparse_kernels: bool,
 ) -> str:
     """Continues a text, or answers messages; see `Personalizer.generate`."""
     check_prompt(prompt)
-    with (
-        call.generating(choice) as (base, decoder, rendered_as),
-        semi_structured(base.model) if sparse_kernels else nullcontext(),
-    ):
+    with call.generating(choice) as (base, decoder, rendered_as):
         if rendered_as == "question" and isinstance(prompt, str):
             encoded = prompt_for(prompt, base.tokenizer)
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
-        # A model with sparse kernels computes other bits.
-        options = {"decoder": None if sparse_kernels else decoder, "on_text": on_text, "check": call.check}
+        options = {"decoder": decoder, "on_text": on_text, "check": call.check}
         return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)
 
 

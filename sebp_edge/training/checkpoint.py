@@ -275,6 +275,7 @@ def _private(name: str, flags: int) -> int:
 
 
 def _progress(values: dict, best_state: list[Tensor]) -> TrainingProgress:
+    values.pop("last_unsettled_epoch", None)  # of trainings that could prune
     losses = {name: _losses(values[name]) for name in ("best_validation", "before", "after")}
     validations = [tuple(each) for each in values["validations"]]
     return TrainingProgress(**values | losses | {"validations": validations, "best_state": best_state})

@@ -55,7 +55,6 @@ class Learner:
         adaptation: the adaptation whose parameters are trained.
         row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if micro-batches run eagerly.
-        hook: what the adaptation does around the steps.
         update: updates the parameters.
         on_event: receives the events.
         can_accumulate: whether a step may have several micro-batches.
@@ -76,12 +75,11 @@ class Learner:
         self.adaptation, self.on_event, self._guard, self.words = adaptation, on_event, guard, words
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
-        self.hook = adaptation.training_hook()
         self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options, check)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)
-            self.update = _update_for(self.parameters, recipe, options, self.hook.updated(self.parameters))
+            self.update = _update_for(self.parameters, recipe, options)
             self.can_accumulate = self.update.can_accumulate
             if device.type == "cuda" and self.is_hoisted:
                 self.begin_graphs()
@@ -146,7 +144,6 @@ class Learner:
 
     def begin_step(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
-        self._learning_rate = learning_rate
         self.update.begin(learning_rate)
         self._loss.zero_()
 
@@ -175,9 +172,7 @@ class Learner:
 
     def finish_step(self) -> Outcome:
         """Updates the parameters; returns the step's outcome."""
-        outcome = Outcome(self._loss.clone(), self.update.finish())
-        self.hook.after_step(self._learning_rate)
-        return outcome
+        return Outcome(self._loss.clone(), self.update.finish())
 
     def dry_run(self, micro_batch: MicroBatch) -> None:
         """Runs a micro-batch, or captures its graph, and an update; neither changes anything, bit for bit."""
@@ -238,11 +233,9 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _update_for(
-    parameters: list[Tensor], recipe: Recipe, options: MemoryOptions, weights: list[Tensor] | None
-) -> Update | UpdateInBackward:
+def _update_for(parameters: list[Tensor], recipe: Recipe, options: MemoryOptions) -> Update | UpdateInBackward:
     """Returns updates within the backward pass for full fine-tuning in bf16, else updates after it."""
     in_bf16 = any(parameter.dtype == torch.bfloat16 for parameter in parameters)
     if recipe.method == "full" and in_bf16:
-        return UpdateInBackward(parameters, recipe, weights)
-    return Update(parameters, recipe, options, weights)
+        return UpdateInBackward(parameters, recipe)
+    return Update(parameters, recipe, options)

@@ -37,7 +37,6 @@ class TrainingProgress:
         validations: the number of steps before each evaluation, and its loss.
         epoch: how many epochs are over, with the evaluation after them.
         epoch_steps: the steps done in the current epoch.
-        last_unsettled_epoch: the last epoch before the hook of the adaptation had settled.
         is_over: whether the training is over; the best state does not change any more, unless it is scaled.
         before, after: the test losses before the training and after it; None until they are known.
         general_before: the loss on general text before the training; None until it is known.
@@ -57,7 +56,6 @@ class TrainingProgress:
     validations: list[tuple[int, float]] = field(default_factory=list)
     epoch: int = 0
     epoch_steps: int = 0
-    last_unsettled_epoch: int = 0
     is_over: bool = False
     before: HeldOutLoss | None = None
     after: HeldOutLoss | None = None
@@ -114,21 +112,19 @@ class Trainer:
         """Runs the steps of a schedule that the learner is prepared for, and evaluates between its epochs.
 
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
-        Each state is evaluated and kept as if the training ended there. No training stops early before the hook of its
-        adaptation has settled. The state before the first step of a fresh adapter is evaluated after the first epoch,
-        so that the first step comes soon.
+        The state before the first step of a fresh adapter is evaluated after the first epoch, so that the first step
+        comes soon.
         After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
 
         Raises:
             NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
-        progress, hook = self.progress, self.learner.hook
+        progress = self.progress
         epochs = schedule.epochs[: schedule.last_epoch]
         done = sum(map(len, epochs[: progress.epoch])) + progress.epoch_steps
         progress.total_steps = progress.steps + sum(map(len, epochs)) - done
         rates = islice(learning_rates(self.recipe, schedule.num_steps), done, None)
-        hook.begin(schedule.num_steps, done)
         try:
             is_late = self.recipe.method == "lora"
             if (schedule.learns_on or is_late) and not done:
@@ -144,8 +140,6 @@ class Trainer:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
                 self.learner.restore(progress.best_state)
-            else:
-                hook.finish()
             raise
         progress.is_over = True
         self.learner.restore(progress.best_state)
@@ -154,7 +148,7 @@ class Trainer:
     @property
     def _has_converged(self) -> bool:
         progress = self.progress
-        return progress.epoch - max(progress.best_epoch, progress.last_unsettled_epoch) >= self.recipe.patience
+        return progress.epoch - progress.best_epoch >= self.recipe.patience
 
     def _train_epoch(self, steps: list[Group], rates: Iterator[float]) -> None:
         """Trains the steps of an epoch; a GPU's next step is launched before the outcome of the one before is read."""
@@ -235,17 +229,14 @@ class Trainer:
 
     def _evaluate(self, validation: Group, epoch: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples."""
-        progress, hook = self.progress, self.learner.hook
-        with hook.finished():
-            losses = evaluate(self.learner, validation) if validation.examples else None
-            loss = losses.mean if losses else math.nan
-            best = not losses or loss < progress.best_loss
-            if best:
-                progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
-                progress.best_state = self.learner.snapshot()
+        progress = self.progress
+        losses = evaluate(self.learner, validation) if validation.examples else None
+        loss = losses.mean if losses else math.nan
+        best = not losses or loss < progress.best_loss
+        if best:
+            progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
+            progress.best_state = self.learner.snapshot()
         progress.epoch, progress.epoch_steps = epoch, 0
-        if not hook.is_settled:
-            progress.last_unsettled_epoch = epoch
         if losses:
             progress.validations.append((progress.steps, loss))
             self.on_event(Evaluated(self.phase, "validation", epoch, loss, best))

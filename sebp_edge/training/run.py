@@ -17,7 +17,7 @@ from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.models.adaptation import Adaptation, read_state, restore, snapshot
+from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
@@ -62,7 +62,6 @@ class TrainingRun:
     """Trains and tests an adaptation; afterwards, or after a stop, `adaptation` is attached in its best state.
 
     Args:
-        attach: attaches the fresh weights that a recipe trains.
         resumed: how far an earlier process has come with the same task; None to begin.
         is_due: tells whether a checkpoint is to be written after the current step.
         check: called within steps; may raise to end the run.
@@ -87,14 +86,13 @@ class TrainingRun:
         task: Task,
         guard: MemoryGuard,
         on_event: Sink,
-        attach: Callable[[BaseModel, Recipe, int], Adaptation],
         clock: Callable[[], float],
         resumed: RunState | None = None,
         is_due: Callable[[], bool] = lambda: False,
         check: Check = lambda: None,
         rest: Callable[[], None] = lambda: None,
     ):
-        self.base, self.task, self.guard, self._on_event, self._attach = base, task, guard, on_event, attach
+        self.base, self.task, self.guard, self._on_event = base, task, guard, on_event
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
         self._words = cache(partial(_word_reader, base, task))  # made when a test needs it
         self._judged = [schedule for schedule in task.schedules if not schedule.trains_on_all]
@@ -138,7 +136,7 @@ class TrainingRun:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
         starts = [read_state(self.base, folder) for folder in self.task.starts]
-        self.adaptation = self._attach(self.base, self.task.recipe, self.task.seed)
+        self.adaptation = attach(self.base, self.task.recipe, self.task.seed)
         self._check()  # attaching takes a second on a CPU, and so does the learner's trial
         with precise_sums(), self._make_learner() as learner:
             self.is_hoisted = learner.is_hoisted

@@ -24,7 +24,6 @@ class Update:
 
     Args:
         options: whether gradients are added one by one, and whether moments take 8 bits each.
-        weights: what is updated with the gradient of each parameter, if not the parameters themselves.
 
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
@@ -32,32 +31,25 @@ class Update:
 
     can_accumulate = True
 
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        recipe: Recipe,
-        options: MemoryOptions = FASTEST,
-        weights: list[Tensor] | None = None,
-    ):
+    def __init__(self, parameters: list[Tensor], recipe: Recipe, options: MemoryOptions = FASTEST):
         self._model_parameters, self._max_norm = parameters, recipe.max_grad_norm
         is_small = not have_large_gradients(parameters)
-        self._is_flat = is_small and not weights and len({parameter.dtype for parameter in parameters}) == 1
+        self._is_flat = is_small and len({parameter.dtype for parameter in parameters}) == 1
         self._one_by_one = options.small_buffers or not is_small
         self._parameters = [_flattened(parameters)] if self._is_flat else parameters
-        self._weights = weights or self._parameters
         for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
         device = parameters[0].device
         self._adamw, self._norm = AdamW.on(device, weight_decay=recipe.weight_decay), torch.zeros((), device=device)
         in_8_bits = options.moments_in_8_bits or None
-        self._moments = [Moments.of(weight, in_8_bits=in_8_bits) for weight in self._weights]
+        self._moments = [Moments.of(parameter, in_8_bits=in_8_bits) for parameter in self._parameters]
         self._replay: Callable[[], None] | None = None
         self._learning_rate = 0.0
 
     @property
     def state(self) -> list[Tensor]:
         """What a training goes on from after a step: the weights, the moments and the count of the steps, in place."""
-        return [*self._weights, *held(self._moments), self._adamw.step]
+        return [*self._parameters, *held(self._moments), self._adamw.step]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
@@ -127,8 +119,8 @@ class Update:
             self._norm.copy_(torch.nn.utils.get_total_norm(gradients))
         # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
-        for seed, (parameter, weight) in enumerate(zip(self._parameters, self._weights, strict=True)):
-            adamw_(weight, parameter.grad, self._moments[seed], self._adamw, seed=seed, factor=factor)
+        for seed, parameter in enumerate(self._parameters):
+            adamw_(parameter, parameter.grad, self._moments[seed], self._adamw, seed=seed, factor=factor)
         self.zero_gradients()
 
 

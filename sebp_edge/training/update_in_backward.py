@@ -24,21 +24,18 @@ from sebp_edge.training.update import held
 class UpdateInBackward:
     """Applies AdamW in every backward pass; the parameters' `grad` is None before and after.
 
-    Args:
-        weights: what is updated with the gradient of each parameter, if not the parameters themselves.
-
     Attributes:
         can_accumulate: whether a step may have several micro-batches.
     """
 
     can_accumulate = False
 
-    def __init__(self, parameters: list[Tensor], recipe: Recipe, weights: list[Tensor] | None = None):
+    def __init__(self, parameters: list[Tensor], recipe: Recipe):
         device = parameters[0].device
         self._max_norm = recipe.max_grad_norm
         self._adamw = AdamW.on(device, weight_decay=recipe.weight_decay)
-        self._weights = weights or parameters
-        self._moments = [Moments.of(weight) for weight in self._weights]
+        self._parameters = parameters
+        self._moments = [Moments.of(parameter) for parameter in parameters]
         self._squared_norm = torch.zeros((), device=device)
         self._drops_gradients = False
         self._hooks = [
@@ -49,7 +46,7 @@ class UpdateInBackward:
     @property
     def state(self) -> list[Tensor]:
         """What a training goes on from after a step: see `Update.state`."""
-        return [*self._weights, *held(self._moments), self._adamw.step]
+        return [*self._parameters, *held(self._moments), self._adamw.step]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its one micro-batch."""
@@ -97,14 +94,14 @@ class UpdateInBackward:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
         # As in torch's clip_grad_norm_.
         factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
-        weight, moments = self._weights[number], self._moments[number]
+        moments = self._moments[number]
         if self._drops_gradients:
             # The first launch compiles the kernel, for which a few elements are enough.
-            weight, gradient = _first_elements(weight), _first_elements(gradient)
-            moments = Moments.of(weight)
+            parameter, gradient = _first_elements(parameter), _first_elements(gradient)
+            moments = Moments.of(parameter)
         else:
             self._squared_norm.add_(norm.square())
-        adamw_(weight, gradient, moments, self._adamw, seed=number, factor=factor)
+        adamw_(parameter, gradient, moments, self._adamw, seed=number, factor=factor)
 
 
 def _first_elements(x: Tensor) -> Tensor:

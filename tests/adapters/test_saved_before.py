@@ -87,6 +87,27 @@ def test_an_earlier_store_is_learnt_from_anew_since_its_documents_are_not_known(
     assert adapter.rollback().version == 2
 
 
+def test_a_pruned_version_is_listed_and_its_weights_are_refused_in_one_sentence(store, notes, tmp_path):
+    """It had compressed weights, and a table in its recipe."""
+    adapter, table = store.adapter("whole"), {"pattern": "2:4", "layers": ["up_proj"]}
+    folder = adapter.open(1).path
+    (folder / "model.safetensors").rename(folder / "compressed.safetensors")
+    values = json.loads((folder / "sebp_edge.json").read_text())
+    values["recipe"]["sparsity"] = table
+    (folder / "sebp_edge.json").write_text(json.dumps(values))
+    assert (adapter.versions(), adapter.active(), adapter.open(1).record.recipe["sparsity"]) == ([1], 1, table)
+    assert "2:4" in adapter.report(1).to_html()
+
+    user = personalizer(store, recipe=RECIPE)
+    message = "The model in '1' is pruned to N:M, which this sebp-edge cannot load; adapt again with --fresh"
+    with pytest.raises(AdapterError, match=message):
+        user.generate("the ferry", adapter="whole")
+    with pytest.raises(AdapterError, match=message):
+        user.export("whole", tmp_path / "out", format="merged")
+    result = user.adapt(notes, name="whole", fresh=True, activate_anyway=True)
+    assert (result.version, result.not_comparable) == (2, "its files are damaged, or of another sebp-edge")
+
+
 def test_a_store_with_packed_lists_tells_what_its_versions_know(packed_store):
     adapter = packed_store.adapter("letters")
     assert (packed_store.names(), adapter.versions(), adapter.open().version) == (["letters"], [1, 2], 2)

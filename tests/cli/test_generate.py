@@ -100,7 +100,6 @@ def test_a_prompt_may_begin_with_a_dash(generate_call, prompt):
         (["the", "--messages", "-"], "--messages is the whole chat; leave out PROMPT and --system", 2),
         (["--system", "the", "--messages", "-"], "--messages is the whole chat", 2),
         (["--messages", "nowhere.json"], "The file 'nowhere.json' cannot be read: No such file", 1),
-        (["the ferry", "--sparse-kernels"], "The model has no 2:4 linear layers, which sparse kernels need", 1),
         (["--messages", "."], r"The file '\.' cannot be read: Is a directory", 1),
         (["--messages", "-"], "The standard input must be a JSON list of messages", 1),
     ],

@@ -25,7 +25,6 @@ from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.source import Source
 from sebp_edge.models.adaptation import load
 from sebp_edge.models.catalog import resolve
-from sebp_edge.models.compressed import COMPRESSED
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.examples import encode
 from sebp_edge.texts.readers import read_texts
@@ -214,20 +213,11 @@ def test_a_file_that_llama_cpp_cannot_load_is_not_exported(tmp_path):
         llama_cpp.predict(tmp_path / "damaged.gguf", [[0]], [], lambda: None)
 
 
-def make_full(folder: Path, model: Path, adapter: Path, *, pattern=None):
+def make_full(folder: Path, model: Path, adapter: Path):
     """Writes a fully fine-tuned model beside the record of an adapter."""
-    from sebp_edge.models.compressed import write_compressed
-    from sebp_edge.recipe import Pattern
-
     folder.mkdir()
     weights = {name: weight * 1.05 for name, weight in load_file(model / "model.safetensors").items()}
-    if pattern:
-        for name, weight in weights.items():
-            if name.endswith("proj.weight"):
-                weight.view(-1, 4)[:, 2:] = 0
-        write_compressed(folder / COMPRESSED, weights, Pattern.parse(pattern))
-    else:
-        save_file(weights, folder / "model.safetensors")
+    save_file(weights, folder / "model.safetensors")
     values = json.loads((adapter / "sebp_edge.json").read_text())
     values["recipe"] = {"name": "full", "method": "full"}
     (folder / "sebp_edge.json").write_text(json.dumps(values))
@@ -235,9 +225,9 @@ def make_full(folder: Path, model: Path, adapter: Path, *, pattern=None):
 
 
 @pytest.mark.slow
-def test_a_fully_fine_tuned_model_is_exported_densely(llama, tmp_path):
+def test_a_fully_fine_tuned_model_is_exported(llama, tmp_path):
     model, adapter = llama
-    weights = make_full(tmp_path / "full", model, adapter, pattern="2:4")
+    weights = make_full(tmp_path / "full", model, adapter)
     personalizer = Personalizer(model, device="cpu")
     result = personalizer.export(tmp_path / "full", tmp_path / "merged", format="merged")
     assert result.merged_into is None

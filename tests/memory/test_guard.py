@@ -18,7 +18,6 @@ from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice,
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.texts.batches import Collator
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
@@ -38,8 +37,6 @@ def ample():
 
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
-
-    training_hook = TrainingHook
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()

@@ -13,7 +13,6 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import LoraGroup
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import Hoisted
@@ -191,8 +190,6 @@ def test_checkpointing_the_last_block_is_refused_and_leaves_the_model_unchanged(
 
 
 class LoraAdaptation:
-    training_hook = TrainingHook
-
     def __init__(self, model):
         self.model = model
 

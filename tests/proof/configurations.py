@@ -1,4 +1,4 @@
-"""The 29 configurations: what owners, apps and researchers do on a CPU, each in a few seconds.
+"""The 28 configurations: what owners, apps and researchers do on a CPU, each in a few seconds.
 
 A configuration takes a `Recorder`, in whose folder it runs. It uses only the command line and public names.
 """
@@ -25,10 +25,10 @@ def configuration(run):
     return run
 
 
-def adapt_notes(recorder, *options, texts=NOTES, model="llama", table="", **recipe):
+def adapt_notes(recorder, *options, texts=NOTES, model="llama", **recipe):
     """Runs `adapt` on a folder of notes."""
     write_notes(recorder.folder / "notes", texts)
-    write_recipe(recorder.folder / "quick.toml", table=table, **recipe)
+    write_recipe(recorder.folder / "quick.toml", **recipe)
     adapt_again(recorder, *options, model=model)
 
 
@@ -44,7 +44,6 @@ def adapt_again(recorder, *options, model="llama"):
 READING = {"r": 8, "epochs": 1, "learning_rate": 1e-2, "min_steps": 8, "batch_rows": 1024, "batch_tokens": 4096}
 READING |= {"context_length": 512, "chat_template": True, "questions": "practice", "general": 0.05}
 IN_FOLDS = {"weight_decay": 0.1, "warmup_ratio": 0.3, "max_grad_norm": 0.1, "patience": 2}
-TWO_OF_FOUR = '[sparsity]\npattern = "2:4"\nmethod = "mdgf-exponential"\ndense = 0.2\ndecay = 0.4\n'
 ALL_WEIGHTS = {"r": None, "method": "full", "learning_rate": 3e-3}
 LONG = {"batch_tokens": 9000, "context_length": 256, "epochs": 2}
 # Adaptations alone: their options, and the keywords of `adapt_notes`.
@@ -58,7 +57,6 @@ ADAPTATIONS = {
     "gemma3": ([], {"model": "gemma3", "context_length": 37}),
     "padded_batches": ([], {"texts": NOTES[:12], "model": "padded", "epochs": 1, "context_length": 48}),
     "four_bits": (["--4bit"], {"model": "wide"}),
-    "n_of_m": ([ANYWAY], {"epochs": 4, "table": TWO_OF_FOUR, **ALL_WEIGHTS}),
 }
 for name, (options, keywords) in ADAPTATIONS.items():
     CONFIGURATIONS[name] = partial(_adapt, options, keywords)

@@ -106,10 +106,10 @@ def write_notes(folder: Path, texts: list[str]) -> None:
         (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
 
 
-def write_recipe(path: Path, *, table: str = "", **values) -> None:
+def write_recipe(path: Path, **values) -> None:
     """Writes a recipe of these values, and of the quick one's for the others."""
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in ({**QUICK, **values}).items() if value is not None]
-    path.write_text("".join(lines) + table, encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def write_records(path: Path, records: list[dict]) -> None:

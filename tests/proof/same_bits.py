@@ -1,4 +1,4 @@
-"""Hashes what 29 configurations compute, and compares the hashes of two checkouts.
+"""Hashes what 28 configurations compute, and compares the hashes of two checkouts.
 
     python tests/proof/same_bits.py run CHECKOUT HASHES.json [--python PYTHON] [--only NAME...] [--keep FOLDER]
     python tests/proof/same_bits.py compare BEFORE.json AFTER.json

@@ -10,10 +10,9 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge.errors import OptionError, SparsityError
-from sebp_edge.recipe import METHODS, PruningRecipe
 from sebp_edge.research import nm_sparse, sparsify
 from sebp_edge.research.pruning import phases as own_phases
-from sebp_edge.research.pruning.phases import Phases
+from sebp_edge.research.pruning.phases import METHODS, Phases
 
 
 def make_model(dtype=torch.float64):
@@ -75,7 +74,7 @@ def test_a_training_is_that_of_the_methods_definition(method, optimizer_class, m
             optimizer.step()
             optimizer.zero_grad()
             sparse.step()
-    phases = Phases(PruningRecipe(pattern="1:4", method=method, dense=0.2), 20)
+    phases = Phases(pattern="1:4", num_steps=20, method=method, dense=0.2)
     expected, biases = train_by_definition(other, phases, 20, optimizer_class, 3e-2)
     for layer, weight, bias in zip([model[0], model[2]], expected, biases, strict=True):
         torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-12)
@@ -260,6 +259,7 @@ def test_a_change_by_anything_but_an_optimizer_of_torch_is_refused():
         (make_model, {"pattern": "1:32", "method": "sdgf-geometric"}, SparsityError, "groups of 256"),
         (make_model, {"pattern": "5:4"}, OptionError, "expected N:M"),
         (make_model, {"pattern": "2:4", "layers": ["up"]}, SparsityError, "no linear layers named 'up'; choose from"),
+        (make_model, {"pattern": "2:4", "layers": "up"}, OptionError, "must be a list"),
         (make_model, {"pattern": "2:4", "layers": []}, SparsityError, "no linear layers to prune"),
         (lambda: nn.Sequential(nn.Tanh()), {"pattern": "2:4"}, SparsityError, "no linear layers to prune"),
         (

@@ -223,7 +223,6 @@ RECIPES = {
     "8-bit moments": {},
     "all weights": {"method": "full", "learning_rate": 1e-3},
     "updated in the backward pass": {"method": "full", "learning_rate": 1e-3},
-    "pruned": {"method": "full", "learning_rate": 1e-3, "sparsity": {"pattern": "2:4", "dense": 0.2, "decay": 0.4}},
 }
 
 

@@ -26,6 +26,13 @@ def test_the_last_training_goes_on_from_what_was_written(tmp_path):
     assert learner[1:] == (80, 40)
 
 
+def test_a_checkpoint_of_a_training_that_could_prune_is_read(tmp_path):
+    values = write(tmp_path)
+    values["progress"] = [each | {"last_unsettled_epoch": 0} for each in values["progress"]]
+    write_checked_json(tmp_path / FILE, {name: value for name, value in values.items() if name != "crc32"})
+    assert [each.steps for each in CheckpointFiles(tmp_path).read().progress] == [3, 1]
+
+
 @pytest.mark.parametrize("running", [("0", "1"), ("0",), ("7",), ("x",)], ids=str)
 def test_a_checkpoint_of_trainings_that_ran_at_once_is_refused(tmp_path, running):
     values = write(tmp_path)

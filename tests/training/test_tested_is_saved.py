@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.models.adaptation import load
-from sebp_edge.recipe import PruningRecipe
 from sebp_edge.texts.batches import Collator
 from sebp_edge.texts.dataset import Drawing, make_dataset
 from sebp_edge.texts.readers import read_texts
@@ -27,9 +26,8 @@ METHODS = {
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
-    "full, pruned": {"method": "full", "learning_rate": 1e-2, "sparsity": PruningRecipe(pattern="2:4", decay=0.3)},
 }
-WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors", "full, pruned": "compressed.safetensors"}
+WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors"}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
 @pytest.mark.parametrize(
     ("method", "dtype"),
     # Plain LoRA below, with folds; other methods without a refit.
-    [(name, torch.bfloat16) for name in ("lora, 4 bits", "full", "full, pruned")],
+    [(name, torch.bfloat16) for name in ("lora, 4 bits", "full")],
     ids=str,
 )
 def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(method, dtype, make_wide, notes_folder):
@@ -86,7 +84,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
     (judged,) = (result.adapter_path / "judged").iterdir()
     loss = loss_on_test_documents(make_wide(dtype, method), notes_folder, [judged])
     assert loss == result.heldout_loss_after < result.heldout_loss_before
-    name = WEIGHTS.get(method) or WEIGHTS[METHODS[method].get("method", "lora")]
+    name = WEIGHTS[METHODS[method].get("method", "lora")]
     tested, final = load_file(judged / name), load_file(result.adapter_path / name)
     assert tested.keys() == final.keys()
     assert not all(torch.equal(tested[key], final[key]) for key in final)

@@ -10,7 +10,6 @@ from model_families import MODELS
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.models.adaptation import snapshot
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.texts.batches import Collator
@@ -37,8 +36,6 @@ RECIPE = Recipe(
 
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
-
-    training_hook = TrainingHook
 
     def __init__(self, model):
         self.model = model.requires_grad_(True).eval()

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from sebp_edge.errors import SparsityError, suggest
+from sebp_edge.errors import OptionError, SparsityError, suggest
 from sebp_edge.models.architecture import inner_model
 from sebp_edge.models.lora import has_adapter
-from sebp_edge.recipe import PruningRecipe
-from sebp_edge.research.pruning.phases import largest_group
 
 
-def layers_to_prune(model: nn.Module, sparsity: PruningRecipe) -> dict[str, nn.Linear]:
-    """Returns the linear layers to prune, by name."""
-    layers, m = _find_layers(model, sparsity.layers), largest_group(sparsity)
+def layers_to_prune(model: nn.Module, m: int, names: Sequence[str] | None) -> dict[str, nn.Linear]:
+    """Returns the linear layers to prune in groups of at most `m`, by name; see `nm_sparse`."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names or ()):
+        raise OptionError("The layers to prune must be a list of the ends of their names.")
+    layers = _find_layers(model, names)
     for name, layer in layers.items():
         if layer.in_features % m:
             raise SparsityError(

@@ -18,8 +18,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.recipe import PruningMethod, PruningRecipe
-from sebp_edge.research.pruning.phases import Stage
+from sebp_edge.research.pruning.phases import Phases, PruningMethod, Stage
 from sebp_edge.research.pruning.pruning import Pruning
 
 
@@ -40,6 +39,7 @@ def nm_sparse(
         method: see `sebp_edge.research.pruning.phases`.
         num_steps: the number of optimizer steps of the training.
         dense, decay: the shares of these steps in the dense and in the decay phase; the sparse phase has the rest.
+            "sr-ste" has no decay phase.
         layers: the ends of the layers' names, such as "gate_proj" or "output.dense"; None for all linear layers but the
             head.
 
@@ -51,16 +51,15 @@ def nm_sparse(
         SparsityError: the model has no such layers, its weights are in 4 bits or sharded, it has an adapter, or the
             pattern does not divide a layer's inputs.
     """
-    sparsity = PruningRecipe(pattern=pattern, method=method, dense=dense, decay=decay, layers=layers)
-    return NmSparse(model, sparsity, num_steps)
+    phases = Phases(pattern=pattern, num_steps=num_steps, method=method, dense=dense, decay=decay)
+    return NmSparse(model, phases, layers)
 
 
 class NmSparse:
     """Handle of one model that is pruned while it is trained by an optimizer of torch."""
 
-    def __init__(self, model: nn.Module, sparsity: PruningRecipe, num_steps: int):
-        self._pruning = Pruning(model, sparsity)
-        self._pruning.begin(num_steps)
+    def __init__(self, model: nn.Module, phases: Phases, layers: Sequence[str] | None):
+        self._pruning = Pruning(model, phases, layers)
         self._remember_versions()
         # The pruned tensors of the parameters that an optimizer has updated since the last step, and its rates.
         self._pruned: dict[nn.Parameter, torch.Tensor] = {}

@@ -9,21 +9,26 @@ mdgf-exponential    likewise, δ falls exponentially to 0.01, then to 0
 sdgf-stepwise       prunes to (M-1):M, then to M/2:M, M/4:M, ... in equal parts
 sdgf-geometric      prunes to 8N:8M, then to 4N:4M, 2N:2M and N:M in equal parts
 
-MdGf and SdGf are from Bambhaniya et al. 2024, "Progressive Gradient Flow for Robust N:M PruningRecipe Training in
+MdGf and SdGf are from Bambhaniya et al. 2024, "Progressive Gradient Flow for Robust N:M Sparsity Training in
 Transformers".
 """
 
 import math
+import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from sebp_edge.errors import OptionError
-from sebp_edge.recipe import Pattern, PruningRecipe
+from sebp_edge.errors import OptionError, suggest
 
+PruningMethod = Literal["sr-ste", "mdgf-linear", "mdgf-exponential", "sdgf-stepwise", "sdgf-geometric"]
+METHODS = get_args(PruningMethod)
+MAX_M = 32
 # SR-STE's λ.
 SHRINKAGE = 2e-4
 # δ of mdgf-exponential at the end of the decay phase.
 LAST_DECAY = 0.01
 _GEOMETRIC = (8, 4, 2, 1)
+_PATTERN = re.compile(r"([1-9][0-9]?):([1-9][0-9]?)")
 
 
 @dataclass(frozen=True)
@@ -42,43 +47,55 @@ class Stage:
 DENSE = Stage(1, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phases:
-    """The stages of a training of `num_steps` steps."""
+    """The stages of a training; see `nm_sparse`.
 
-    sparsity: PruningRecipe
+    Raises:
+        OptionError: a value is of the wrong type or out of range.
+    """
+
+    pattern: str
     num_steps: int
+    method: PruningMethod = "mdgf-exponential"
+    dense: float = 0.0
+    decay: float = 0.5
 
     def __post_init__(self):
+        parse_pattern(self.pattern)
+        if self.method not in METHODS:
+            raise OptionError(f"Unknown N:M method {str(self.method)[:40]!r}; {suggest(str(self.method), METHODS)}")
+        shares, decay = (self.dense, self.decay), 0 if self.method == "sr-ste" else self.decay
+        if not all(type(share) in (int, float) and 0 <= share < 1 for share in shares) or self.dense + decay >= 1:
+            raise OptionError(
+                f"The dense phase is {str(self.dense)[:40]} and the decay phase {str(self.decay)[:40]} of the steps; "
+                "expected shares of at least 0 whose sum is below 1, since the sparse phase has the rest."
+            )
         if type(self.num_steps) is not int or self.num_steps < 1:
             raise OptionError(f"The number of steps is {str(self.num_steps)[:40]}; expected a whole number above 0.")
 
     @property
-    def pattern(self) -> Pattern:
-        return Pattern.parse(self.sparsity.pattern)
-
-    @property
-    def first_sparse_step(self) -> int:
-        """The first step of the sparse phase, from 0; always below the number of steps."""
-        return self._num_dense_steps + self._num_decay_steps
-
-    @property
     def shrinkage(self) -> float:
         """λ, times which the learning rate is the share that pruned weights lose at each step."""
-        return SHRINKAGE if self.sparsity.method == "sr-ste" else 0.0
+        return SHRINKAGE if self.method == "sr-ste" else 0.0
 
     @property
     def final(self) -> Stage:
-        return Stage(self.pattern.n, self.pattern.m)
+        return Stage(*parse_pattern(self.pattern))
+
+    @property
+    def largest_group(self) -> int:
+        """The largest group in which weights are ranked; layers' inputs must be multiples of it."""
+        return self.final.m * (_GEOMETRIC[0] if self.method == "sdgf-geometric" else 1)
 
     def stage(self, step: int) -> Stage:
         """Returns the stage of a step, counted from 0."""
-        n, m, time = self.pattern.n, self.pattern.m, step - self._num_dense_steps
+        n, m, time = self.final.n, self.final.m, step - self._num_dense_steps
         if time < 0:
             return DENSE
         if time >= self._num_decay_steps:
             return self.final
-        match self.sparsity.method:
+        match self.method:
             case "mdgf-linear":
                 return Stage(n, m, 1 - time / self._num_decay_steps)
             case "mdgf-exponential":
@@ -91,16 +108,25 @@ class Phases:
 
     @property
     def _num_dense_steps(self) -> int:
-        return math.floor(self.sparsity.dense * self.num_steps)
+        return math.floor(self.dense * self.num_steps)
 
     @property
     def _num_decay_steps(self) -> int:
-        return 0 if self.sparsity.method == "sr-ste" else math.floor(self.sparsity.decay * self.num_steps)
+        return 0 if self.method == "sr-ste" else math.floor(self.decay * self.num_steps)
 
 
-def largest_group(sparsity: PruningRecipe) -> int:
-    """Returns the largest group in which weights are ranked; layers' inputs must be multiples of it."""
-    return Pattern.parse(sparsity.pattern).m * (_GEOMETRIC[0] if sparsity.method == "sdgf-geometric" else 1)
+def parse_pattern(text: str) -> tuple[int, int]:
+    """Returns N and M of a pattern such as "2:4": of each M neighbours in a row of a weight, N are kept.
+
+    Raises:
+        OptionError: it is no pattern with 0 < N < M <= 32.
+    """
+    found = _PATTERN.fullmatch(text) if isinstance(text, str) else None
+    if found is None or not 0 < int(found[1]) < int(found[2]) <= MAX_M:
+        raise OptionError(
+            f"The pattern is {str(text)[:40]!r}; expected N:M with N below M and M at most {MAX_M}, such as '2:4'."
+        )
+    return int(found[1]), int(found[2])
 
 
 def _part(time: int, num_steps: int, values: tuple[int, ...]) -> int:

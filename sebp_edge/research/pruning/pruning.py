@@ -4,49 +4,31 @@ A layer's parameter holds the pruned weight, which the model computes with, alwa
 graphs need not be captured again. The optimizer updates the dense weight, of the same dtype, with its gradient.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.models.training_hook import TrainingHook
 from sebp_edge.ops import prune_, shrink_pruned_
-from sebp_edge.recipe import PruningRecipe
 from sebp_edge.research.pruning.layers import layers_to_prune
-from sebp_edge.research.pruning.phases import DENSE, Phases, Stage
+from sebp_edge.research.pruning.phases import Phases, Stage
 
 
-class Pruning(TrainingHook):
-    """The pruning of one model; its layers are dense until `begin`.
+class Pruning:
+    """The pruning of one model in a training, which begins with its current weights.
 
     Attributes:
         dense: the dense weight of each pruned parameter.
         stage: how the parameters are pruned now.
-        num_done: the number of steps done since `begin`.
+        num_done: the number of steps done.
     """
 
-    def __init__(self, model: nn.Module, sparsity: PruningRecipe):
-        layers = layers_to_prune(model, sparsity).values()
+    def __init__(self, model: nn.Module, phases: Phases, names: Sequence[str] | None):
+        layers = layers_to_prune(model, phases.largest_group, names).values()
+        self._phases, self.num_done = phases, 0
         # A weight that several layers share is pruned once.
         self.dense = {layer.weight: layer.weight.detach().clone() for layer in layers}
-        self._sparsity, self._phases, self.num_done, self.stage = sparsity, None, 0, DENSE
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the sparse phase has begun."""
-        return self._phases is not None and self.num_done >= self._phases.first_sparse_step
-
-    def updated(self, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """Returns the dense weights of pruned parameters, and the other parameters themselves."""
-        return [self.dense.get(parameter, parameter) for parameter in parameters]
-
-    def begin(self, num_steps: int, num_done: int = 0) -> None:
-        """Begins a training of `num_steps` steps with the model's current weights, or goes on with the dense ones."""
-        self._phases, self.num_done = Phases(self._sparsity, num_steps), num_done
-        for parameter, dense in self.dense.items() if not num_done else ():
-            dense.copy_(parameter.detach())
-        self._prune(self._phases.stage(num_done))
+        self._prune(self._phases.stage(0))
 
     def step(self, learning_rates: Mapping[nn.Parameter, float | Tensor]) -> None:
         """Prunes the updated dense weights for the next step."""
@@ -58,22 +40,9 @@ class Pruning(TrainingHook):
         self.num_done += 1
         self._prune(self._phases.stage(self.num_done))
 
-    def after_step(self, learning_rate: float) -> None:
-        """Prunes the updated dense weights for the next step; all had the same learning rate."""
-        self.step(dict.fromkeys(self.dense, learning_rate))
-
     def finish(self) -> None:
         """Prunes the weights to the pattern, whatever phase the training is in."""
         self._prune(self._phases.final)
-
-    @contextmanager
-    def finished(self) -> Iterator[None]:
-        """Context in which the model has the weights that it would have if the training ended now."""
-        self.finish()
-        try:
-            yield
-        finally:
-            self._prune(self._phases.stage(self.num_done))
 
     @torch.no_grad()
     def _prune(self, stage: Stage) -> None:
