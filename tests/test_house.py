@@ -44,28 +44,28 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_302
+MAX_LINES = 50_941
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_655,
-    "adapters": 3_641,
+    "files at the root": 1_562,
+    "adapters": 3_631,
     "ask": 722,
     "basics": 777,
     "basics.pages": 304,
-    "cli": 2_967,
+    "cli": 2_963,
     "export": 1_990,
     "machine": 1_026,
-    "memory": 1_663,
-    "models": 5_116,
+    "memory": 1_659,
+    "models": 4_944,
     "models.gguf": 1_168,
     "questions": 435,
-    "research": 1_812,
-    "run": 5_547,
+    "research": 1_771,
+    "run": 5_538,
     "serve": 2_974,
     "sparse": 1_694,
     "sparse.patches": 2_519,
     "sparse.rows": 786,
     "texts": 10_754,
-    "training": 3_752,
+    "training": 3_724,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
