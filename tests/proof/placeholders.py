@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 from materials import sentences
@@ -29,8 +30,12 @@ OF_MACHINE = {"finding": ("state",), "bench": ("versions",)}
 _ID = re.compile(r"[0-9a-f]{12}")
 # Events that are told every so often: the first of a phase or stage stays.
 _OFTEN = {"progress": "phase", "preparing": "stage"}
+# What is said if other programs take the processor.
+_BUSY = "This machine is busy: "
 # Lines for people that are printed every few seconds.
-_LINE_OF_PROGRESS = re.compile(r"step \d+/\d+  .*|[\w ]+: +\d+ %(, .* left)?")
+_LINE_OF_PROGRESS = re.compile(rf"step \d+/\d+  .*|[\w ]+: +\d+ %(, .* left)?|note: {_BUSY}.*")
+# Temporary folders that are named.
+_TEMPORARY = re.compile(rf"{re.escape(tempfile.gettempdir())}/(sebp-edge-\w+-)\w{{8}}")
 
 
 class Placeholders:
@@ -60,7 +65,7 @@ class Placeholders:
             self._texts.setdefault(value, f"<id {len(self._texts)}>")
         for text, placeholder in self._texts.items():
             value = value.replace(text, placeholder)
-        return MEASURED.sub("<measured>", value)
+        return MEASURED.sub("<measured>", _TEMPORARY.sub(r"\1<random>", value))
 
     def put_in_lines(self, text: str) -> list:
         """Returns what a command printed: lines of JSON as values, other lines as they are."""
@@ -78,6 +83,8 @@ def without_repeats(events: list, *, steps: bool = False) -> list:
     for event in events:
         kind = event.get("event") if isinstance(event, dict) else None
         about = event[_OFTEN[kind]] if kind in _OFTEN else None
+        if kind == "notice" and event["message"].startswith(_BUSY):
+            continue
         if kind in _OFTEN and last.get(kind) == about:
             continue
         last[kind] = about
