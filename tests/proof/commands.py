@@ -3,6 +3,7 @@
 A line is a command; with [--json] it is run without and with that. In brackets is what happens between commands.
 """
 
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -44,9 +45,10 @@ def record_story(name: str, folder: Path, work: Path, placeholders) -> dict:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Returns the names of all files below a folder, with their permissions."""
-    paths = [path for path in sorted(folder.rglob("*")) if not path.is_dir()]
-    return [f"{oct(path.stat().st_mode)[-3:]} {path.relative_to(folder).as_posix()}" for path in paths]
+    """Returns the names of all files below a folder, with their permissions; checkpoints are numbered by the time."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
+    names = {re.sub(r"(/\.jobs/\w+)/\d+\.", r"\1/<count>.", name): path for name, path in found.items()}
+    return sorted(f"{oct(path.stat().st_mode)[-3:]} {name}" for name, path in names.items())
 
 
 def pause_a_training(folder: Path, model: str, name: str) -> str:

@@ -134,8 +134,8 @@ def shown(channel: str, messages: list) -> list:
         job = (message.get("result") or {}).get("job")
         if job and name in VARIES:
             job |= dict.fromkeys(VARIES[name], "<now>")
-        if "text" in message.get("error", {}).get("data", {}):  # of a request that was cancelled
-            message["error"]["data"]["text"] = text = "<text>"
+        if message.get("error", {}).get("data", {}).get("code") == "cancelled":  # before or after it has begun
+            message["error"]["data"]["text"], text = "<text, if it has begun>", ""
         answers.append(message)
     return [text, *answers] if text else answers
 
