@@ -67,7 +67,6 @@ def record_checkout(checkout: Path, work: Path, given) -> int:
         "CUDA_VISIBLE_DEVICES": "",
         "COLUMNS": "120",
         "HOME": str(work / "home"),
-        "XDG_CACHE_HOME": str(work / "cache"),
         "HF_HOME": str(work / "cache" / "huggingface"),
     }
     command = [given.python, __file__, "_child", str(work), str(checkout), *given.only]
@@ -120,7 +119,8 @@ def record_chapter(name: str, record, work: Path) -> int:
     folder = work / name.replace(" ", "-")
     folder.mkdir()
     os.chdir(folder)
-    os.environ["XDG_DATA_HOME"] = str(folder / "data")
+    # A cache of its own, too: what one chapter has measured would be left out of the next one.
+    os.environ |= {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
     try:
         found = record(folder, work, Placeholders({folder: "<folder>", work: "<work>", EARLIER: "<earlier stores>"}))
         missing = commands_without_transcript(found) if name == "commands" else []
