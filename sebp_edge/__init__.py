@@ -27,7 +27,7 @@ _HOMES = {
     "Answer": "sebp_edge.ask.answer",
     "Completion": "sebp_edge.models.completion",
     "ExportResult": "sebp_edge.export.result",
-    "Folder": "sebp_edge.texts.folders",
+    "Folder": "sebp_edge.reading.folders",
     "Inspection": "sebp_edge.run.inspection",
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
@@ -76,13 +76,13 @@ if TYPE_CHECKING:
     from sebp_edge.memory.plan import Plan
     from sebp_edge.models.completion import Completion
     from sebp_edge.personalizer import Personalizer
+    from sebp_edge.reading.folders import Folder
     from sebp_edge.recipe import Recipe
     from sebp_edge.research.analysis.analysis import Analysis
     from sebp_edge.run.inspection import Inspection
     from sebp_edge.run.result import AdaptResult
     from sebp_edge.run.unchanged import UnchangedResult
     from sebp_edge.sparse.sparsify import sparsify
-    from sebp_edge.texts.folders import Folder
 
 
 def __getattr__(name: str):

@@ -16,6 +16,7 @@ from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.result import ExportResult
+from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
@@ -35,7 +36,6 @@ from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.texts.prompts import Messages
 
 if TYPE_CHECKING:
     from sebp_edge.run.measuring import Analysis

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import Recipe
 from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.texts.batches import Collator
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner

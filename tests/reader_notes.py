@@ -13,8 +13,8 @@ from quick import skip_losses_of_texts
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.events import Notice
 from sebp_edge.questions import practice
-from sebp_edge.texts.documents import Document
 from sebp_edge.training.run import TrainingRun
+from sebp_edge.values.documents import Document
 
 CHANGES = {"epochs": 1, "learning_rate": 2e-2, "general": 0.05, "r": 8, "lora_alpha": 16, "min_steps": 16}
 RECIPE = Recipe.load("ask").replace(**CHANGES)
@@ -69,7 +69,7 @@ def make_quick(patch, general):
     patch.setattr("sebp_edge.questions.general_texts.TEXTS", general / "texts.txt")
     patch.setattr("sebp_edge.questions.general_texts.CHAT", general / "chat.txt")
     patch.setattr("sebp_edge.questions.quiz.GENERAL", general / "questions.txt")
-    patch.setattr("sebp_edge.texts.general_probe.read_probe", lambda: [Document("probe.txt", GENERAL)])
+    patch.setattr("sebp_edge.lessons.general_probe.read_probe", lambda: [Document("probe.txt", GENERAL)])
     skip_losses_of_texts(patch)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.errors import TextsError
-from sebp_edge.texts.documents import LeftOut
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.reading.readers import read_texts
+from sebp_edge.values.documents import LeftOut
 
 
 def contents(texts) -> list:
@@ -18,7 +18,7 @@ def left_out(texts) -> dict[str, str]:
 
 
 def is_count_of_words(item: LeftOut) -> bool:
-    """Whether this is what the second counter says of a file (`sebp_edge.texts.formats.coverage`)."""
+    """Whether this is what the second counter says of a file (`sebp_edge.reading.formats.coverage`)."""
     return item.kind == "words that were not read"
 
 

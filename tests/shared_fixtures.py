@@ -42,6 +42,7 @@ from logged import Logged
 from quick import SHORT_ASSESSMENT, skip_assessment
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.lessons.template_child import Renderer
 from sebp_edge.machine import process
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -49,7 +50,6 @@ from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 from sebp_edge.run import giving_way
 from sebp_edge.sparse.rows import buckets
-from sebp_edge.texts.template_child import Renderer
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update_in_backward import UpdateInBackward
 
@@ -103,7 +103,7 @@ def shared_renderers():
     """Shares the processes that render chat templates, which start for each tokenizer otherwise."""
     renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sebp_edge.texts.conversations.Renderer", lambda source: renderer(source, os.getpid()))
+        patch.setattr("sebp_edge.lessons.conversations.Renderer", lambda source: renderer(source, os.getpid()))
         yield
 
 
@@ -226,8 +226,8 @@ def set_windows(monkeypatch):
     """A function that sets how many characters are tokenised at once, and how many of them two windows share."""
 
     def windows(size, overlap):
-        monkeypatch.setattr("sebp_edge.texts.tokens.WINDOW", size)
-        monkeypatch.setattr("sebp_edge.texts.tokens.OVERLAP", overlap)
+        monkeypatch.setattr("sebp_edge.lessons.tokens.WINDOW", size)
+        monkeypatch.setattr("sebp_edge.lessons.tokens.OVERLAP", overlap)
 
     return windows
 
@@ -241,7 +241,7 @@ def run_with(monkeypatch):
 @pytest.fixture
 def small_evaluations(monkeypatch):
     """Evaluates few rows at once on the CPU, so that there are several micro-batches."""
-    monkeypatch.setattr("sebp_edge.texts.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+    monkeypatch.setattr("sebp_edge.sparse.rows.schedule.MAX_EVALUATED_ROWS_CPU", 64)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sebp_edge.adapters.history import read_history, write_history
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, TextsError
 from sebp_edge.events import silent
-from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.lessons.split_history import SplitHistory
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

@@ -36,10 +36,10 @@ from sebp_edge.research.rules.selection import Threshold, TopN
 from sebp_edge.run import giving_way
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Collator
 from speed import steps
 from speed.trainers.timer import running, time_steps
 

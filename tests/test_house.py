@@ -31,11 +31,13 @@ LAYERS = [
     ["sparse.patches"],
     ["questions"],
     ["ask"],
-    ["texts"],
     ["sparse.rows"],
+    ["lessons"],
+    ["reading"],
     ["models"],
     ["models.gguf"],
     ["machine"],
+    ["values"],
     ["recipe", "events"],
     ["ops"],
     ["basics.pages"],
@@ -67,7 +69,7 @@ MAX_LINES_OF_ROOM = {
     "texts": 10_754,
     "training": 3_724,
 }
-MAX_ENTRIES_AT_ROOT = 22
+MAX_ENTRIES_AT_ROOT = 23
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
 
 # Heavy libraries stay where a reader expects them.
@@ -80,12 +82,12 @@ HOMES = {
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/adapters/lock.py", "sebp_edge/export/target.py"),
-    "pathspec": ("sebp_edge/texts/patterns.py", "sebp_edge/texts/folders.py"),
-    "charset_normalizer": ("sebp_edge/texts/formats/encodings.py",),
-    "turbohtml": ("sebp_edge/texts/formats/html.py",),
-    "markdown_it": ("sebp_edge/texts/formats/markdown.py",),
-    "yaml": ("sebp_edge/texts/formats/front_matter.py",),
-    "pypdf": ("sebp_edge/texts/formats/pdf.py",),
+    "pathspec": ("sebp_edge/reading/patterns.py", "sebp_edge/reading/folders.py"),
+    "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
+    "turbohtml": ("sebp_edge/reading/formats/html.py",),
+    "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
+    "yaml": ("sebp_edge/reading/formats/front_matter.py",),
+    "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.
     "subprocess": (
         "sebp_edge/basics/children.py",
@@ -95,12 +97,12 @@ HOMES = {
         "sebp_edge/machine/host.py",
         "sebp_edge/serve/planning.py",
         "sebp_edge/serve/streams.py",
-        "sebp_edge/texts/template_child.py",
+        "sebp_edge/lessons/template_child.py",
     ),
     "typer": ("sebp_edge/cli/",),
     "rich": ("sebp_edge/cli/",),
     # Chat templates are programs in its language.
-    "jinja2": ("sebp_edge/basics/pages/", "sebp_edge/texts/templates.py", "sebp_edge/texts/template_child.py"),
+    "jinja2": ("sebp_edge/basics/pages/", "sebp_edge/lessons/templates.py", "sebp_edge/lessons/template_child.py"),
     "platformdirs": ("sebp_edge/adapters/", "sebp_edge/basics/files.py"),
 }
 
@@ -160,9 +162,9 @@ OTHER_ERRORS = {
     "sebp_edge/models/lora.py": "ValueError",
     "sebp_edge/models/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
-    "sebp_edge/texts/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable ValueError "
-    "_Exceeded "
-    "json.JSONDecodeError",
+    "sebp_edge/values/documents.py": "Unreadable",
+    "sebp_edge/lessons/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded",
+    "sebp_edge/reading/": "EOFError Unreadable ValueError json.JSONDecodeError",
     # Signals from within a computation to whoever started it.
     "sebp_edge/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/models/small_copy.py": "ValueError",
@@ -317,7 +319,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.research.analysis", "sebp_edge/research/analysis/*.html"),
         ("sebp_edge.basics.pages", "sebp_edge/basics/pages/*.html"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/*/*.py"),
-        ("sebp_edge.texts", "sebp_edge/texts/probe/*"),
+        ("sebp_edge.lessons", "sebp_edge/lessons/probe/*"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/*.dat"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/rthooks/*.py"),
         ("sebp_edge.serve", "sebp_edge/serve/*.ts"),

@@ -29,8 +29,8 @@ from sebp_edge.events import (
     PreparationProgress,
     TrainingStarted,
 )
-from sebp_edge.texts import readers
-from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
+from sebp_edge.reading import readers
 from sebp_edge.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("unassessed")

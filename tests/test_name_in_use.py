@@ -11,8 +11,8 @@ from command import halted_before_it_saves, process, records, run, without_contr
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.texts_comparison import compare_with_active
-from sebp_edge.texts.readers import read_texts
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

@@ -18,7 +18,7 @@ from sebp_edge.export.target import new_folder
 from sebp_edge.models.catalog import ModelReference, resolve
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.models.local_models import find_local_models
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.reading.readers import read_texts
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
 

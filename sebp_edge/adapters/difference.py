@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from sebp_edge.adapters.documents import DocumentList, KnownDocument
 from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.errors import AdapterError
-from sebp_edge.texts.remembered import SKETCH_SIZE
+from sebp_edge.values.remembered import SKETCH_SIZE
 
 # A document has changed, and is not another one, if this share of its shingles is still there.
 _CHANGED_SHARE = 0.3

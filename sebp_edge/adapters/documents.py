@@ -15,7 +15,7 @@ from sebp_edge.adapters.salt import salt_of
 from sebp_edge.adapters.saved import DOCUMENTS
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
-from sebp_edge.texts.remembered import NUM_FOLDS, ROLES, SKETCH_SIZE, SPLITS
+from sebp_edge.values.remembered import NUM_FOLDS, ROLES, SKETCH_SIZE, SPLITS
 
 _FORMAT = 3
 # The size limit of the file, in bytes; a long document takes 900.

@@ -23,10 +23,10 @@ from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.adapters.where import Where
 from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
-from sebp_edge.texts.documents import Document, printable
-from sebp_edge.texts.folders import Folder
-from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.texts.split_history import Fingerprint, SplitHistory, match, take_fingerprints
+from sebp_edge.lessons.split_history import Fingerprint, SplitHistory, match, take_fingerprints
+from sebp_edge.reading.folders import Folder
+from sebp_edge.reading.readers import Reading, read_texts
+from sebp_edge.values.documents import Document, printable
 
 # The number of documents that a message names.
 _NAMED = 3

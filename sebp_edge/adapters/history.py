@@ -8,8 +8,8 @@ import numpy as np
 
 from sebp_edge.adapters.documents import DocumentList, KnownDocument
 from sebp_edge.adapters.saved import DOCUMENTS
-from sebp_edge.texts.remembered import Remembered, Shingles
-from sebp_edge.texts.split_history import SplitHistory
+from sebp_edge.lessons.split_history import SplitHistory
+from sebp_edge.values.remembered import Remembered, Shingles
 
 
 class Entry(NamedTuple):

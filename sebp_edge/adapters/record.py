@@ -11,7 +11,7 @@ from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
 from sebp_edge.questions.probe_figures import ProbeFigures, describe
-from sebp_edge.texts.word_figures import WordFigures
+from sebp_edge.values.word_figures import WordFigures
 
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.

@@ -8,7 +8,7 @@ from sebp_edge.adapters.erasure import Receipt, read_receipts
 from sebp_edge.adapters.forget import Remaining, find_remaining, versions_with
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError
-from sebp_edge.texts.readers import Reading
+from sebp_edge.reading.readers import Reading
 
 
 @dataclass(frozen=True)

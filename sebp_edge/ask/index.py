@@ -14,7 +14,7 @@ from pathlib import PurePath
 from sebp_edge.ask.passages import Passage, passages_of
 from sebp_edge.ask.terms import is_english, is_small, terms
 from sebp_edge.errors import MachineError
-from sebp_edge.texts.documents import Document, as_json
+from sebp_edge.values.documents import Document, as_json
 
 # How much a word counts that stands in the document's name, a heading, or the text.
 WEIGHTS = (2.0, 1.5, 1.0)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sebp_edge.texts.documents import Content, Conversation, Document
+from sebp_edge.values.documents import Content, Conversation, Document
 
 # In characters. A document or section of at most MAX is one passage; one of less than MIN is joined with the next.
 MAX_CHARACTERS, MIN_CHARACTERS = 1000, 300

@@ -6,6 +6,7 @@ children        starts programs that end with this process, and kills them; job_
 clock           a clock for rates, which stands still while the process is stopped
 files           reads small files, writes files whole or not at all
 flash_attention sizes of attention's kernels, for the operations and the memory plan
+labels          the label of tokens without loss
 interruptions   handles Ctrl-C, SIGTERM and SIGHUP during work that must end cleanly
 parents         ends a child process together with the process that started it
 schema          reads schema.json, the JSON Schema of all messages

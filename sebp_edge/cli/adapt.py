@@ -19,7 +19,7 @@ from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
 from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.models.catalog import resolve
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
@@ -211,7 +211,7 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
         OptionError: nobody can be asked.
         typer.Exit: the answer is no.
     """
-    from sebp_edge.texts.no_notes import reason_against_notes
+    from sebp_edge.reading.no_notes import reason_against_notes
 
     # What was read already was asked about.
     for folder in texts if isinstance(texts, list) else ():

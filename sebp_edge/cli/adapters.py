@@ -18,7 +18,7 @@ from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
 

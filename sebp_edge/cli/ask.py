@@ -17,7 +17,7 @@ from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import READER
-from sebp_edge.texts.documents import check_text, printable
+from sebp_edge.values.documents import check_text, printable
 
 
 def ask(

@@ -24,7 +24,7 @@ from sebp_edge.cli.options import (
 )
 from sebp_edge.errors import OptionError
 from sebp_edge.machine.politeness import Politeness, lower_priority
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 
 def forget(

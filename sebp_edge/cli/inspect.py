@@ -12,7 +12,7 @@ from sebp_edge.cli.console import hanging, out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, Threads, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
 from sebp_edge.machine.politeness import Politeness
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 # Lines of a list, and characters of a rendered run; JSON has all.
 MAX_LINES, MAX_RUN = 8, 400

@@ -8,7 +8,7 @@ from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 app = typer.Typer(invoke_without_command=True)
 

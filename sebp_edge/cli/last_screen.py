@@ -5,7 +5,7 @@ from rich.text import Text
 from sebp_edge.cli.console import out
 from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 # Of a terminal; what does not fit is in the adapter's report.
 LINES, COLUMNS = 15, 80

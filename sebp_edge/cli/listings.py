@@ -14,7 +14,7 @@ from sebp_edge.models.catalog import CATALOG, resolve
 from sebp_edge.models.hub_cache import cached_folder, cached_models
 from sebp_edge.models.installed import LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.documents import printable
+from sebp_edge.values.documents import printable
 
 # The lines of a list on a terminal; a terminal has 24 lines at least.
 MAX_ROWS = 15

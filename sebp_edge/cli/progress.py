@@ -31,7 +31,7 @@ from sebp_edge.events import (
     TrainingStarted,
     Waiting,
 )
-from sebp_edge.texts.documents import LeftOut
+from sebp_edge.values.documents import LeftOut
 
 MAX_LEFT_OUT_LINES = 10
 # More things that are left out for the same reason are one line.

@@ -36,12 +36,12 @@ from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_se
 from sebp_edge.export.source import Source
 from sebp_edge.export.tokenizer import GgufTokenizer
 from sebp_edge.export.weights import Read
+from sebp_edge.lessons.conversations import plain_message
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
 from sebp_edge.models.weights import DTYPES, WeightsFile, write_tensors
 from sebp_edge.questions.asking import plain_question
-from sebp_edge.texts.conversations import plain_message
 
 OURSELVES = "sebp-edge"
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from sebp_edge.errors import ExportError
 from sebp_edge.export.tokenizer import adds_bos
-from sebp_edge.texts.conversations import render_prompt
-from sebp_edge.texts.documents import Unreadable
+from sebp_edge.lessons.conversations import render_prompt
+from sebp_edge.values.documents import Unreadable
 
 Messages = list[dict[str, str]]
 _CONTENT = ".Content"

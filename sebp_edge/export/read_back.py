@@ -18,16 +18,16 @@ from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
 from sebp_edge.export.source import Source
 from sebp_edge.export.weights import Read
+from sebp_edge.lessons.examples import Example, encode
+from sebp_edge.lessons.general_probe import read_probe
 from sebp_edge.models.adaptation import load
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, load_base_model
+from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.patches.stops import Stops
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example, encode
-from sebp_edge.texts.general_probe import read_probe
-from sebp_edge.texts.readers import Reading
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.scoring import scoring
 
 # Number of tokens of a text that are compared.

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from sebp_edge.ask.passages import Passage
-from sebp_edge.texts.documents import Completion, Content, Conversation
-from sebp_edge.texts.prompts import EncodedPrompt, encode_prompt, end_of_turn
+from sebp_edge.lessons.prompts import EncodedPrompt, encode_prompt, end_of_turn
+from sebp_edge.values.documents import Completion, Content, Conversation
 
 
 def shown(passages: Iterable[Passage]) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from sebp_edge.ask.passages import Passage, passages_of
+from sebp_edge.lessons.examples import Example, encode
 from sebp_edge.questions.answers import stands_in
 from sebp_edge.questions.asking import shown, with_answers
 from sebp_edge.questions.practice import practice_questions
-from sebp_edge.texts.documents import Document, LeftOut
-from sebp_edge.texts.examples import Example, encode
-from sebp_edge.texts.progress import SILENT, Progress
+from sebp_edge.values.documents import Document, LeftOut
+from sebp_edge.values.preparation_progress import SILENT, Progress
 
 Turn = tuple[str, str]  # a question and its answer
 
@@ -26,7 +26,7 @@ def encode_practice(
     common_lines: frozenset[str] = frozenset(),
     progress: Progress = SILENT,
 ) -> tuple[list[Example], list[LeftOut]]:
-    """Encodes questions about practice notes; has the arguments and results of `texts.examples.encode`.
+    """Encodes questions about practice notes; has the arguments and results of `lessons.examples.encode`.
 
     All questions about a passage are the turns of one conversation; each of their wordings is in one. Without a chat
     template, each question is an example. Those longer than the context are left out: cut, they would lack what is

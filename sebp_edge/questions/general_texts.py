@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
+from sebp_edge.lessons.examples import NO_DOCUMENT, Example, encode
 from sebp_edge.questions.asking import with_answers
-from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import NO_DOCUMENT, Example, encode
+from sebp_edge.values.documents import Document
 
 FOLDER = Path(__file__).parent / "general"
 TEXTS, CHAT = FOLDER / "texts.txt", FOLDER / "chat.txt"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sebp_edge.questions.asking import with_answers
 from sebp_edge.questions.quiz import general_questions
-from sebp_edge.texts.documents import Content
+from sebp_edge.values.documents import Content
 
 LANGUAGE = Path(__file__).parent / "general" / "language.txt"
 # The most items of a probe. Losing six of them, and gaining none, is more than chance.

@@ -44,7 +44,7 @@ from sebp_edge.run.work_ahead import (
     phases_ahead,
     seconds_of_a_token,
 )
-from sebp_edge.texts.schedule import Schedule
+from sebp_edge.sparse.rows.schedule import Schedule
 from sebp_edge.training.checkpoint import Checkpoints, RunState
 from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.kernels_ahead import compiling_ahead

@@ -22,11 +22,11 @@ from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
-from sebp_edge.texts.documents import Document
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import EarlierVersion, GateResult, Life
 from sebp_edge.training.quiz import QuizResult, Replies
 from sebp_edge.training.run import TrainingRun
+from sebp_edge.values.documents import Document
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.labels import IGNORE
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Sink
+from sebp_edge.lessons.examples import Example, Outline, outlines
 from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.run.phases import COPIED_TOKENS
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.stops import Stops
-from sebp_edge.sparse.rows.labels import IGNORE
-from sebp_edge.texts.examples import Example, Outline, outlines
-from sebp_edge.texts.schedule import RowLimit
+from sebp_edge.sparse.rows.schedule import RowLimit
 from sebp_edge.training.scoring import in_micro_batches
 
 MAX_TOKENS = COPIED_TOKENS

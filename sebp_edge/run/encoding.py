@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from itertools import chain
 
 from sebp_edge.events import Notice, TextsRead
+from sebp_edge.lessons.learnable import refuse_unlearnable
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.hub_cache import has_own_tokenizer
@@ -12,8 +13,7 @@ from sebp_edge.questions.general_texts import chat_examples, chat_questions
 from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
 from sebp_edge.run.replies import reply_to
 from sebp_edge.run.work_ahead import REPLIES, TEACHER
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.learnable import refuse_unlearnable
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.teacher import with_teacher
 
 # Room for the base model's replies to general questions.

@@ -7,11 +7,11 @@ from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.questions.practice import practice_reading
+from sebp_edge.reading.readers import Reading, read_texts
 from sebp_edge.recipe import FittingRecipe, Recipe
 from sebp_edge.run.texts_comparison import made_for_others
-from sebp_edge.texts.documents import Completion, Content, Conversation
-from sebp_edge.texts.progress import SILENT, Progress
-from sebp_edge.texts.readers import Reading, read_texts
+from sebp_edge.values.documents import Completion, Content, Conversation
+from sebp_edge.values.preparation_progress import SILENT, Progress
 
 
 def read_for(

@@ -14,8 +14,8 @@ from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
+from sebp_edge.reading.folders import Folder
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.folders import Folder
 
 # Texts are other ones if less than one of so many is known.
 _FEW = 10

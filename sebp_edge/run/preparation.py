@@ -7,6 +7,12 @@ from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
+from sebp_edge.lessons.dataset import Dataset, Drawing, make_dataset
+from sebp_edge.lessons.examples import encode
+from sebp_edge.lessons.general_probe import encode_probe
+from sebp_edge.lessons.learnable import refuse_unlearnable
+from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import fill_free_memory, make_plan
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -16,20 +22,14 @@ from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.questions.examples import encode_practice
 from sebp_edge.questions.general_texts import general_examples
 from sebp_edge.questions.quiz import make_quiz
+from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.start import Beginning, Start, latest_history
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
-from sebp_edge.texts.dataset import Dataset, Drawing, make_dataset
-from sebp_edge.texts.examples import encode
-from sebp_edge.texts.general_probe import encode_probe
-from sebp_edge.texts.learnable import refuse_unlearnable
-from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.remembered import TEST
-from sebp_edge.texts.schedule import Schedule, make_schedules
-from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
-from sebp_edge.texts.splits import FOLDS_BELOW, draw_splits
+from sebp_edge.sparse.rows.schedule import Schedule, make_schedules
+from sebp_edge.values.remembered import TEST
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
 TESTED_IN_TURN = f"has learnt from each of its documents, and from {FOLDS_BELOW} on some are kept for tests alone"

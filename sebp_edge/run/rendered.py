@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from sebp_edge.sparse.rows.labels import IGNORE
-from sebp_edge.texts.conversations import is_of_people
-from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example
+from sebp_edge.basics.labels import IGNORE
+from sebp_edge.lessons.conversations import is_of_people
+from sebp_edge.lessons.examples import Example
+from sebp_edge.values.documents import Document
 
 # Stands for what other people wrote.
 OTHERS_WORDS = "[what others wrote]"

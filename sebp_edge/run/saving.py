@@ -19,10 +19,10 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import write_report
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import SebpEdgeError, StorageError
+from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.version_texts import VersionTexts
-from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.run import TrainingRun
 
 

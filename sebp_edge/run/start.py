@@ -13,12 +13,12 @@ from sebp_edge.adapters.where import Where
 from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
+from sebp_edge.lessons.lesson_plans import Lessons, plan_lessons
+from sebp_edge.lessons.split_history import SplitHistory
+from sebp_edge.lessons.splits import Draw
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.texts.lessons import Lessons, plan_lessons
-from sebp_edge.texts.split_history import SplitHistory
-from sebp_edge.texts.splits import Draw
 
 _DAMAGED = "has damaged files"
 

@@ -14,9 +14,9 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
+from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.name_in_use import find_name_in_use, other_texts
-from sebp_edge.texts.readers import Reading
 
 # Values of a recipe that decide what a version's weights are for: with others, no training can learn on from it.
 _OF_THE_WEIGHTS = {"load_in_4bit", "load_in_fp8", "r", "lora_alpha", "chat_template", "merge_for", "questions"}

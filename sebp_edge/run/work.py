@@ -20,20 +20,20 @@ from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
+from sebp_edge.lessons.examples import Example
+from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.machine import devices
 from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.reading.folders import Folder
+from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
 from sebp_edge.run.start import latest_history, version_with_history
 from sebp_edge.run.version_texts import VersionTexts
-from sebp_edge.texts.documents import printable
-from sebp_edge.texts.examples import Example
-from sebp_edge.texts.folders import Folder
-from sebp_edge.texts.readers import Reading
-from sebp_edge.texts.split_history import SplitHistory
 from sebp_edge.training.checkpoint import CheckpointFiles, RunState
+from sebp_edge.values.documents import printable
 
 # The most documents that an error names.
 _NAMED = 5

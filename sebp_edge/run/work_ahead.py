@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.memory.plan import Choice, Plan
 from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
 from sebp_edge.memory.work import TOKENS_PER_STEP_CPU
@@ -19,8 +20,7 @@ from sebp_edge.run.job import (
     Phase,
 )
 from sebp_edge.run.phases import COPIED_TOKENS, LOAD, NUM_BEGINNINGS, SAMPLED_TOKENS
-from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.schedule import Schedule
+from sebp_edge.sparse.rows.schedule import Schedule
 
 # Names of phases that are no training.
 REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sebp_edge.texts.word_figures import WordFigures
 from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.values.word_figures import WordFigures
 
 # 95 % would do for normal differences. Those of real notes are skewed and of unequal size: a bound at 95 % is too high
 # in up to a tenth of the samples, and one at this level in about a twentieth (kernels/bench/how-the-gate-decides.md).

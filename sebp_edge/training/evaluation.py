@@ -8,8 +8,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from sebp_edge.texts.examples import Example, Outline
-from sebp_edge.texts.schedule import Group
+from sebp_edge.lessons.examples import Example, Outline
+from sebp_edge.sparse.rows.schedule import Group
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.words import WordCounts, WordReader
 

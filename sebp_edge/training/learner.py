@@ -14,14 +14,14 @@ from torch import Tensor
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
+from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot, trainable
 from sebp_edge.recipe import Recipe
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
-from sebp_edge.texts.schedule import MicroBatch
+from sebp_edge.sparse.rows.schedule import MicroBatch
 from sebp_edge.training.graphs import GRADIENTS, LOSSES, WORDS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Notice, Sink
+from sebp_edge.lessons.examples import Example, Outline
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.memory.work import shared_sizes
 from sebp_edge.models.lora import without_adapter
@@ -14,12 +15,11 @@ from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.batches import Collator, pack
 from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.sparse.rows.schedule import MicroBatch, RowLimit
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Collator, pack
-from sebp_edge.texts.examples import Example, Outline
-from sebp_edge.texts.schedule import MicroBatch, RowLimit
 from sebp_edge.training.words import WordReader
 
 

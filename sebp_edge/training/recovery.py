@@ -17,14 +17,14 @@ from torch import Tensor
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
+from sebp_edge.lessons.examples import Example, Outline
 from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory, synchronize
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example, Outline
-from sebp_edge.texts.schedule import Group, MicroBatch, Schedule
+from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.sparse.rows.schedule import Group, MicroBatch, Schedule
 from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
 from sebp_edge.training.words import WordReader

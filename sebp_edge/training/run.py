@@ -15,17 +15,17 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
+from sebp_edge.lessons.dataset import Dataset
+from sebp_edge.lessons.examples import Outline
+from sebp_edge.lessons.general_probe import MAX_RISE
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Outline
-from sebp_edge.texts.general_probe import MAX_RISE
-from sebp_edge.texts.schedule import Group, Schedule
+from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.sparse.rows.schedule import Group, Schedule
 from sebp_edge.training.checkpoint import RunState
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.gate import Gate, GateResult

@@ -7,9 +7,9 @@ Training on, and then scaling down, keeps more of what was learnt at the same lo
 from bisect import bisect_left
 from collections.abc import Callable
 
+from sebp_edge.lessons.general_probe import MAX_RISE
 from sebp_edge.models.adaptation import restore, restore_scaled, snapshot
-from sebp_edge.texts.general_probe import MAX_RISE
-from sebp_edge.texts.schedule import Group
+from sebp_edge.sparse.rows.schedule import Group
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.recovery import RecoveringLearner

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import ExamplesEvaluated, Sink, silent
+from sebp_edge.lessons.examples import Example, Outline, outlines
 from sebp_edge.machine.devices import ran_out_of_memory, release_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example, Outline, outlines
-from sebp_edge.texts.schedule import RowLimit
+from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.sparse.rows.schedule import RowLimit
 from sebp_edge.training.evaluation import HeldOutLoss, sum_by_document
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.words import WordReader

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
+from sebp_edge.lessons.examples import Example, Outline, outlines
+from sebp_edge.lessons.teacher_tokens import TeacherTokens
 from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example, Outline, outlines
-from sebp_edge.texts.teacher_tokens import TeacherTokens
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.scoring import in_micro_batches
 

@@ -17,10 +17,10 @@ from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.saved import DOCUMENTS
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError
+from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.texts.remembered import ROLES, SPLITS, Remembered, Shingles
-from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
-from sebp_edge.texts.splits import draw_splits
+from sebp_edge.values.remembered import ROLES, SPLITS, Remembered, Shingles
 
 
 def values_of(history: SplitHistory) -> list[tuple]:

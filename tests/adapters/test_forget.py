@@ -17,9 +17,9 @@ from sebp_edge.adapters.history import Entry, read_history, write_history
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, TextsError
-from sebp_edge.texts.readers import Reading, read_texts
-from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
-from sebp_edge.texts.splits import draw_splits
+from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.splits import draw_splits
+from sebp_edge.reading.readers import Reading, read_texts
 
 # Every fourth file event is a kill here; 1 takes all.
 STEP = 9

@@ -14,9 +14,9 @@ from sebp_edge.adapters.lock import locked
 from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, StorageError
+from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.texts.split_history import SplitHistory, take_fingerprints
-from sebp_edge.texts.splits import draw_splits
 
 INTERRUPTED = {"verdict": None, "trained_on_all": False}
 

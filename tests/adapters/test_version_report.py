@@ -18,7 +18,7 @@ from sebp_edge.adapters.version_report import VersionReport
 from sebp_edge.basics.pages import chart
 from sebp_edge.errors import AdapterError, Interrupted, OptionError
 from sebp_edge.events import StepDone
-from sebp_edge.texts.word_figures import WordFigures
+from sebp_edge.values.word_figures import WordFigures
 
 SECRET = "xylophonquark"
 

@@ -7,7 +7,7 @@ import pytest
 
 from sebp_edge.ask.answer import best_sentence, is_found
 from sebp_edge.ask.index import Index
-from sebp_edge.texts.documents import Document
+from sebp_edge.values.documents import Document
 
 NOTES = {
     file.stem: tomllib.loads(file.read_text(encoding="utf-8"))["note"]

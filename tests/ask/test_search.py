@@ -12,7 +12,7 @@ from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import MAX_CHARACTERS, Passage, passages_of
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import MachineError, TextsError
-from sebp_edge.texts.documents import Completion, Conversation, Document
+from sebp_edge.values.documents import Completion, Conversation, Document
 
 GERMAN = {
     "urlaub.md": "Die Hütte für den Urlaub ist im Tal, Nummer 12, und der Schlüssel liegt unter dem Stein.",

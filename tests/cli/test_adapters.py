@@ -10,7 +10,7 @@ from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
 from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.texts.word_figures import WordFigures
+from sebp_edge.values.word_figures import WordFigures
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

@@ -69,7 +69,7 @@ def test_every_module_is_in_its_folders_map():
 
 
 def test_the_example_notes_show_what_is_left_out(tmp_path):
-    from sebp_edge.texts.readers import read_texts
+    from sebp_edge.reading.readers import read_texts
 
     reading = read_texts(ROOT / "examples" / "notes")
     assert len(reading.documents) >= 60

@@ -23,11 +23,11 @@ from sebp_edge.export import export as main_path
 from sebp_edge.export import formats, llama_cpp, mlx_lm
 from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.source import Source
+from sebp_edge.lessons.examples import encode
 from sebp_edge.models.adaptation import load
 from sebp_edge.models.catalog import resolve
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import encode
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.reading.readers import read_texts
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.scoring import scoring
 
 RECIPE = {"name": "notes", "method": "lora"}

@@ -21,7 +21,7 @@ from sebp_edge.machine.fp8 import LEAST_CAPABILITY
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import MIN_FREE
 from sebp_edge.models.adaptation import snapshot
-from sebp_edge.texts.batches import Collator
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [

@@ -18,7 +18,7 @@ from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice,
 from sebp_edge.machine import devices
 from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 from sebp_edge.models.adaptation import snapshot, trainable
-from sebp_edge.texts.batches import Collator
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.recovery import RecoveringLearner

@@ -8,6 +8,7 @@ from builders import make_sentences
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
+from sebp_edge.lessons.examples import Example, outlines
 from sebp_edge.memory import work
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.prediction import predict_footprint
@@ -15,12 +16,11 @@ from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
+from sebp_edge.sparse.rows.batches import pack
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.sparse.rows.schedule import RowLimit, Schedule
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
-from sebp_edge.texts.batches import pack
-from sebp_edge.texts.examples import Example, outlines
-from sebp_edge.texts.schedule import RowLimit, Schedule
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 

@@ -11,15 +11,15 @@ from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
+from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import LoraGroup
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.checkpoints import _HostInput
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
 from sebp_edge.training.recovery import RecoveringLearner
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)

@@ -10,7 +10,7 @@ from builders import make_tokenizer
 from sebp_edge.questions.probe_figures import ProbeFigures, by_chance, describe
 from sebp_edge.questions.probes import fact_items, language_items
 from sebp_edge.questions.quiz import general_questions
-from sebp_edge.texts.documents import texts_of
+from sebp_edge.values.documents import texts_of
 
 
 @pytest.fixture(autouse=True)

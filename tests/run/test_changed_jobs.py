@@ -15,7 +15,7 @@ from sebp_edge import AdapterStore
 from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import JobError, OptionError, Paused, TextsChanged
 from sebp_edge.events import Notice, StepDone
-from sebp_edge.texts.split_history import take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 

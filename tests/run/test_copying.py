@@ -11,18 +11,18 @@ from model_families import MODELS
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
+from sebp_edge.lessons.examples import Example, encode, outlines
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.run import copying
 from sebp_edge.run.copying import Copy, longest_copies, longest_run
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example, encode, outlines
-from sebp_edge.texts.schedule import Schedule, shuffled_batches
+from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.sparse.rows.schedule import Schedule, shuffled_batches
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.values.documents import Document
 
 MEMORISED = RECIPE.replace(method="full", learning_rate=3e-2, epochs=40, batch_tokens=80)
 

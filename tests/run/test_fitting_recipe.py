@@ -11,8 +11,8 @@ from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Notice
 from sebp_edge.models.catalog import resolve
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.fitting_recipe import choose_recipe
-from sebp_edge.texts.readers import read_texts
 
 QUICK = {"r": 4, "learning_rate": 2e-2, "epochs": 1, "batch_tokens": 200, "context_length": 256}
 

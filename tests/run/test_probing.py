@@ -11,6 +11,8 @@ from failing_memory import RECIPE
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import silent
+from sebp_edge.lessons import general_probe
+from sebp_edge.lessons.general_probe import PROBE
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
@@ -19,8 +21,6 @@ from sebp_edge.questions.probes import fact_items, language_items
 from sebp_edge.run import probing as module
 from sebp_edge.run.probing import TIE, probe
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.texts import general_probe
-from sebp_edge.texts.general_probe import PROBE
 from sebp_edge.training import losses
 
 ON_GPU = [

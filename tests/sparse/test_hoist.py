@@ -15,9 +15,9 @@ from transformers import (
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.sparse.hoist import Hoisted, rows_attention
+from sebp_edge.sparse.rows.batches import Collator, pack
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Collator, pack
 
 
 @pairwise(family=MODELS.keys(), adapt=["full", "lora"], prompt=[5, 0], level=[Hoisted, Sparsified])

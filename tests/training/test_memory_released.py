@@ -10,13 +10,13 @@ from failing_memory import RECIPE, Failing, accumulate_within, gradients, recove
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
+from sebp_edge.lessons.dataset import Dataset
+from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import AdamW, Moments
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.dataset import Dataset
-from sebp_edge.texts.examples import Example
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.run import TrainingRun

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sebp_edge.texts.dataset import Quiz, QuizQuestion
+from sebp_edge.lessons.dataset import Quiz, QuizQuestion
 from sebp_edge.training.gate import GateResult, Verdict
 from sebp_edge.training.quiz import CHANCE, QuizResult, Replies, is_more
 

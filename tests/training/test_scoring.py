@@ -12,7 +12,7 @@ from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.models.adaptation import attach, load, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.texts.batches import Collator
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.scoring import scoring
 

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
+from sebp_edge.lessons.dataset import Drawing, make_dataset
 from sebp_edge.models.adaptation import load
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.dataset import Drawing, make_dataset
-from sebp_edge.texts.readers import read_texts
-from sebp_edge.texts.schedule import make_schedules
+from sebp_edge.reading.readers import read_texts
+from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.sparse.rows.schedule import make_schedules
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.recovery import RecoveringLearner
 

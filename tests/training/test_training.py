@@ -12,16 +12,16 @@ from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConf
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
+from sebp_edge.lessons.examples import Example, encode, outlines
 from sebp_edge.models.adaptation import attach, snapshot, trainable
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.documents import Document
-from sebp_edge.texts.examples import Example, encode, outlines
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.evaluation import evaluate
 from sebp_edge.training.loop import Trainer, learning_rates
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
+from sebp_edge.values.documents import Document
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ from model_families import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
+from sebp_edge.lessons.examples import Example
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.ops import adamw_
 from sebp_edge.recipe import Recipe
-from sebp_edge.texts.batches import Collator
-from sebp_edge.texts.examples import Example
+from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training import update_in_backward
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.losses import RowLosses

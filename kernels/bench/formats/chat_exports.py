@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 
-SOURCES = ("sebp_edge/texts", __file__)
+SOURCES = ("sebp_edge/reading", __file__)
 WORDS = "the plum tree and bread with coffee 🙂 größer вечер 今日は there you hour boat see today waited under"
 READ = """
 import json, re, sys, time
@@ -26,8 +26,8 @@ from collections import Counter
 from pathlib import Path
 
 from sebp_edge.machine.process import peak_resident, resident
-from sebp_edge.texts.progress import Progress
-from sebp_edge.texts.readers import read_all, read_texts
+from sebp_edge.values.preparation_progress import Progress
+from sebp_edge.reading.readers import read_all, read_texts
 
 times = [time.monotonic()]
 before, begun = resident(), time.process_time()

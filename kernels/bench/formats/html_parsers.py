@@ -16,9 +16,9 @@ from pathlib import Path
 
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
 
-from sebp_edge.texts.documents import Unreadable
-from sebp_edge.texts.formats import html
-from sebp_edge.texts.formats.encodings import decode_html
+from sebp_edge.reading.formats import html
+from sebp_edge.reading.formats.encodings import decode_html
+from sebp_edge.values.documents import Unreadable
 
 # Of a hostile page, in CPU seconds and bytes.
 LIMIT, MEMORY = 60, 6_000_000_000

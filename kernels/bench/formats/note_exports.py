@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from formats.chat_exports import WORDS, read_apart
 
-SOURCES = ("sebp_edge/texts", "kernels/bench/formats/chat_exports.py", __file__)
+SOURCES = ("sebp_edge/reading", "kernels/bench/formats/chat_exports.py", __file__)
 WORD = re.compile(r"\w+")
 # Each note's title and paragraphs.
 Notes = list[tuple[str, list[str]]]

@@ -20,7 +20,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 
 NOTES = evidence.ROOT / "examples" / "notes"
-SOURCES = ("sebp_edge/texts", "sebp_edge/run/preparation.py", "sebp_edge/memory/choosing.py", NOTES, __file__)
+PREPARED = ("sebp_edge/reading", "sebp_edge/lessons", "sebp_edge/run/preparation.py", "sebp_edge/memory/choosing.py")
+SOURCES = (*PREPARED, NOTES, __file__)
 KINDS = {"plain": "", "with emoji": " 🙂"}
 STAGES = ("comparing", "tokenising", "planning")
 PREPARE = """

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
 from sebp_edge.machine.devices import pick_device
-from sebp_edge.texts.formats import FORMATS
+from sebp_edge.reading.formats import FORMATS
 
 SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
 

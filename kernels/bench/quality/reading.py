@@ -37,7 +37,7 @@ from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.generation import answer_all
 from sebp_edge.questions import practice, quiz
 from sebp_edge.questions.asking import end_ids, prompt_for, shown
-from sebp_edge.texts.documents import Document
+from sebp_edge.values.documents import Document
 
 SOURCES = (
     *evidence.OPS,

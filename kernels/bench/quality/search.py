@@ -22,14 +22,14 @@ from quality.know_people import Note, Person
 from quality.quizzes import Question
 from sebp_edge.ask.answer import best_sentence, is_found
 from sebp_edge.ask.index import Hit, Index
-from sebp_edge.texts.documents import Document
-from sebp_edge.texts.folders import Folder
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.reading.folders import Folder
+from sebp_edge.reading.readers import read_texts
+from sebp_edge.values.documents import Document
 
 SOURCES = (
     "sebp_edge/ask",
-    "sebp_edge/texts/formats/front_matter.py",
-    "sebp_edge/texts/formats/notes.py",
+    "sebp_edge/reading/formats/front_matter.py",
+    "sebp_edge/reading/formats/notes.py",
     know_people.TUNING,
     know_people.TEST,
     know_people.__file__,

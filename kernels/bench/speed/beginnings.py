@@ -24,14 +24,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from models import TINY, known_config, make_model
 from sebp_edge.events import silent
+from sebp_edge.lessons.examples import Example
 from sebp_edge.ops.measure import relative_error
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.batches import pack
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
-from sebp_edge.texts.batches import pack
-from sebp_edge.texts.examples import Example
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import Update
 from speed.trainers.timer import seconds

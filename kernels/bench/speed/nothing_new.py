@@ -21,7 +21,7 @@ from statistics import median
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from sebp_edge.texts.readers import read_texts
+from sebp_edge.reading.readers import read_texts
 
 SOURCES = ("sebp_edge", __file__)
 COMMAND = [sys.executable, "-c", "from sebp_edge.cli import main; main()"]

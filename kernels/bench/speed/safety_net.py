@@ -24,8 +24,8 @@ from models import TINY, known_config, make_model
 from sebp_edge import sparsify
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.sparse.rows.batches import Batch
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.texts.batches import Batch
 from speed.trainers.timer import peak_bytes, seconds
 
 ROUNDS, PASSES, TEXT_TOKENS = 3, 5, 26

@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.errors import OptionError, RecipeError, SebpEdgeError, TextsError
+from sebp_edge.lessons.examples import Example, encode
 from sebp_edge.machine.devices import clear_frames, pick_device, pick_dtype, ran_out_of_memory, release_memory
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
@@ -34,12 +35,11 @@ from sebp_edge.models.hub_cache import local_folder
 from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer, model_from_config
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import runs_flash_attention
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import ATTENTION
+from sebp_edge.sparse.rows.batches import Batch
 from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.texts.batches import Batch
-from sebp_edge.texts.examples import Example, encode
-from sebp_edge.texts.readers import read_texts
 from sebp_edge.training.autograd_queue import AutogradQueue
 from speed.trainers.reference import loss_and_gradients, references
 from speed.trainers.steps import Variant, trained

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sebp_edge.basics.labels import IGNORE
 from sebp_edge.errors import SparsityError
-from sebp_edge.sparse.rows.labels import IGNORE
 from sebp_edge.sparse.rows.soft_targets import SoftTargets
 
 

@@ -18,7 +18,7 @@ from sebp_edge.events import silent
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.texts.batches import Batch
+from sebp_edge.sparse.rows.batches import Batch
 from sebp_edge.training.captured_gradients import CapturedGradients
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import Update

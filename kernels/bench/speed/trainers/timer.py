@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sebp_edge.machine.devices import release_memory, synchronize
-from sebp_edge.texts.batches import Batch
+from sebp_edge.sparse.rows.batches import Batch
 from speed.trainers.steps import Step, Variant
 
 

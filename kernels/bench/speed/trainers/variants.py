@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.sparse.rows.batches import Batch
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.texts.batches import Batch
 from speed.trainers.steps import Compiled, Graphed, Ours, OursWithTorchsAdamW, Packed, Variant, adamw_8bit
 
 # Captured and compiled steps have token counts that are multiples of this.

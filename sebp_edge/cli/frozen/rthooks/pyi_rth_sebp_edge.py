@@ -4,7 +4,7 @@ import os
 import sys
 
 if sys.argv[1:] == ["--sebp-edge-renders-templates"]:
-    from sebp_edge.texts.templates import serve
+    from sebp_edge.lessons.templates import serve
 
     serve()
     os._exit(0)

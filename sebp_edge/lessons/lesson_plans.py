@@ -1,0 +1,168 @@
+"""Decides what a training that learns on from a version of an adapter trains on.
+
+New and changed documents, and a replay share of the others, so that these are not forgotten (Rolnick et al. 2019).
+"""
+
+import random
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from sebp_edge.lessons.split_history import Fingerprint, SplitHistory, match
+from sebp_edge.lessons.splits import Draw
+from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, ROLES, TEST, TRAIN, VALIDATION
+
+# Documents that are replayed for each new or changed one.
+REPLAY = 1
+_MIN_VALIDATED = 5
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """The documents of one training, by their numbers.
+
+    Attributes:
+        trained: those that it trains on.
+        validated: those that choose its best epoch.
+    """
+
+    trained: frozenset[int]
+    validated: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What the trainings of an adaptation train on if they learn on from a version.
+
+    Attributes:
+        judged: the lessons of the trainings that are judged, one for each split.
+        last: the lesson of the last training, on all documents; None if there is none.
+        new, changed: the documents that the version does not know; those that have changed are related to some that it
+            knows.
+        unchanged: those that it knows.
+        replayed: the documents that it knows and that are trained on again.
+        gone: the keys of the documents that it knows and that are gone; those that have changed are not.
+    """
+
+    judged: tuple[Lesson, ...]
+    last: Lesson | None
+    new: frozenset[int]
+    changed: frozenset[int]
+    unchanged: frozenset[int]
+    replayed: frozenset[int]
+    gone: frozenset[int]
+
+    @property
+    def has_nothing_new(self) -> bool:
+        return not (self.new or self.changed)
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How a version has used a document: the roles of the document itself, and of all that are related to it."""
+
+    own: str | None
+    related: frozenset[str]
+
+
+def plan_lessons(
+    draw: Draw,
+    history: SplitHistory,
+    learnt: Container[int],
+    seed: int,
+    *,
+    trained_on_all: bool,
+    refits: bool,
+) -> Lessons | None:
+    """Plans the trainings that follow on from those of a version.
+
+    Args:
+        draw: the splits of the current documents.
+        learnt: the numbers of the documents whose content the version has learnt, in whichever split.
+        seed: draws the replayed documents.
+        trained_on_all: whether the version's final state was trained on all its documents.
+        refits: whether a training on all documents follows a single split; it always follows folds.
+
+    Returns:
+        The lessons; None if a judged state of the version has seen a document that it would be judged by now, or has
+        no judged state for a split.
+    """
+    known, current = history.known, draw.fingerprints
+    matches = match(list(current.values()), known)
+    uses = {
+        number: _Use(None if own is None else known[own].role, frozenset(known[index].role for index in relatives))
+        for number, own, relatives in zip(current, matches.unchanged, matches.relatives, strict=True)
+    }
+    sides, seen = draw.sides(), _SEEN[draw.kind]
+    if not _has_judged_states(draw.kind, {document.role for document in known}):
+        return None
+    if any(_has_seen(each, uses, *roles) for each, roles in zip(sides, seen, strict=True)):
+        return None
+    unknown = {number for number, use in uses.items() if number not in learnt or use.own is None}
+    changed = frozenset(number for number in unknown if uses[number].related)
+    order = _shuffled(current, unknown, seed)
+
+    def choose(candidates: Iterable[int], seen: Container[str]) -> frozenset[int]:
+        candidates = set(candidates)
+        unseen = {number for number in candidates if number in unknown or uses[number].own not in seen}
+        others = [number for number in order if number in candidates - unseen]
+        return frozenset(unseen.union(others[: REPLAY * len(unknown)]))
+
+    def sample(candidates: Iterable[int], size: int) -> frozenset[int]:
+        """All unknown documents, and as many others as keep evaluations shorter than the training."""
+        candidates = set(candidates)
+        others = [number for number in order if number in candidates - unknown]
+        return frozenset((candidates & unknown).union(others[: max(_MIN_VALIDATED, size)]))
+
+    judged = []
+    for each, (trained, _) in zip(sides, seen, strict=True):
+        chosen = choose(_on(each, TRAIN), trained)
+        judged.append(Lesson(chosen, sample(_on(each, VALIDATION), len(chosen))))
+    last = None
+    if refits or len(judged) > 1:
+        validated = frozenset().union(*(lesson.validated for lesson in judged))
+        last = Lesson(choose(current, ROLES if trained_on_all else {TRAIN}), validated)
+    replayed = frozenset().union(*(lesson.trained for lesson in (*judged, last) if lesson)) - unknown
+    gone = frozenset(known[index].key for index in matches.absent)
+    return Lessons(
+        judged=tuple(judged),
+        last=last,
+        new=frozenset(unknown) - changed,
+        changed=changed,
+        unchanged=frozenset(uses) - unknown,
+        replayed=replayed,
+        gone=gone,
+    )
+
+
+def _fold_roles(fold: int) -> tuple[set[str], set[str]]:
+    validation = FOLD_ROLES[(fold + 1) % NUM_FOLDS]
+    return {TRAIN, *FOLD_ROLES} - {FOLD_ROLES[fold], validation}, {validation}
+
+
+# The roles of the documents that each judged state was trained on, and of those that chose its epoch.
+_SEEN = {"split": [({TRAIN}, {VALIDATION})], "folds": [_fold_roles(fold) for fold in range(NUM_FOLDS)], "none": []}
+
+
+def _has_judged_states(kind: str, roles: set[str]) -> bool:
+    """Whether a version that has used documents in these roles has a judged state for each split."""
+    return bool(roles & {"split": {TEST}, "folds": {*FOLD_ROLES}, "none": set()}[kind])
+
+
+def _has_seen(sides: Mapping[int, str], uses: Mapping[int, _Use], trained: set[str], validated: set[str]) -> bool:
+    """Whether a state was trained on a document that is held out now, or its epoch was chosen by a test document."""
+    held_out, test = [*_on(sides, VALIDATION), *_on(sides, TEST)], _on(sides, TEST)
+    return any(uses[number].related & trained for number in held_out) or any(
+        uses[number].related & validated for number in test
+    )
+
+
+def _on(sides: Mapping[int, str], side: str) -> list[int]:
+    return [number for number, each in sides.items() if each == side]
+
+
+def _shuffled(current: Mapping[int, Fingerprint], unknown: set[int], seed: int) -> list[int]:
+    """Returns all documents in a random order, which differs with what is new, so that replays differ too."""
+    order = list(current)
+    first = next((fingerprint.digest for number, fingerprint in current.items() if number in unknown), b"")
+    random.Random(f"{seed} {first.hex()}").shuffle(order)
+    return order

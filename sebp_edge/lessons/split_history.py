@@ -1,0 +1,146 @@
+"""Recognises documents of earlier versions of an adapter, and tells which documents a version has not seen.
+
+Nothing here contains text: documents are recognised by salted hashes.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from sebp_edge.lessons.near_duplicates import Relations, Shingler, compare
+from sebp_edge.values.preparation_progress import SILENT, Progress
+from sebp_edge.values.remembered import FOLD_ROLES, TEST, TRAIN, Remembered, Shingles
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a document is recognised by.
+
+    Attributes:
+        digest: a hash of the text without the salt, so that a seed draws the same splits with any salt; never saved.
+        key: a salted hash of the text, of 64 bits.
+        shingles: its shingles, also salted.
+    """
+
+    digest: bytes
+    key: int
+    shingles: Shingles
+
+
+def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress = SILENT) -> dict[int, Fingerprint]:
+    """Returns the documents' fingerprints by number, in an order that depends on the texts only.
+
+    Args:
+        texts: the texts of the documents by number. They should be those that have examples.
+        salt: up to 64 secret bytes, the same for all versions of an adapter.
+    """
+    shingler = Shingler(salt)
+    progress.begin("comparing", sum(map(len, texts.values())))
+    found = {}
+    for number, text in texts.items():
+        content = text.encode(errors="surrogatepass")
+        digest, key = blake2b(content, digest_size=16).digest(), blake2b(content, digest_size=8, key=salt).digest()
+        shingles = shingler.shingles(text, progress.advance)
+        found[number] = Fingerprint(digest, int.from_bytes(key, "little"), shingles)
+    progress.end()
+    return dict(sorted(found.items(), key=lambda item: item[1].digest))
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What can be used to test a version of an adapter.
+
+    Attributes:
+        states: the numbers of the documents that one of its judged states has neither trained on nor validated with,
+            and the index of that state: the fold's, or 0 without folds; None if no state has seen the document.
+        num_tests: the number of the version's own test documents.
+        num_found: how many of these are among the documents, unchanged or as a near-duplicate.
+    """
+
+    states: dict[int, int | None]
+    num_tests: int
+    num_found: int
+
+
+@dataclass(frozen=True)
+class SplitHistory:
+    """The documents of a version of an adapter, those of earlier versions that it did not have, and their salt."""
+
+    documents: tuple[Remembered, ...] = ()
+    salt: bytes = b""
+
+    @property
+    def known(self) -> tuple[Remembered, ...]:
+        """The documents that this version knows."""
+        return tuple(document for document in self.documents if document.role is not None)
+
+    def all_trained_on(self) -> "SplitHistory":
+        """Returns the history of a version that may have been trained on all its documents; their splits stay."""
+        documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
+        return SplitHistory(documents, self.salt)
+
+    def without(self, keys: Collection[int]) -> "SplitHistory":
+        """Returns the history without the documents of these keys."""
+        return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
+
+    def learnt_on_from(self, before: "SplitHistory") -> "SplitHistory":
+        """Returns the history of a version that knows all that the version `before` knew."""
+        own = {document.key for document in self.known}
+        known = [document for document in before.known if document.key not in own]
+        keys = {document.key for document in known}
+        others = [document for document in self.documents if document.role is not None or document.key not in keys]
+        return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)
+
+    def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
+        """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""
+        used = self.known
+        matches = match(list(current.values()), used)
+        states = {}
+        for number, relatives in zip(current, matches.relatives, strict=True):
+            roles = {used[relative].role for relative in relatives}
+            if not roles:
+                states[number] = None
+            elif roles == {TEST}:
+                states[number] = 0
+            elif len(roles) == 1 and roles.issubset(FOLD_ROLES):
+                states[number] = FOLD_ROLES.index(roles.pop())
+        own = ((index, document.role) for index, document in enumerate(used) if not document.absent)
+        tests = {index for index, role in own if role in (TEST, *FOLD_ROLES)}
+        return Unseen(states, len(tests), len(tests - matches.absent))
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Which remembered documents the current ones are related to; all are indices.
+
+    Attributes:
+        relations: the relations between current documents. Those with larger indices are remembered documents.
+        relatives: for each current document, the remembered ones that it is the same as, a near-duplicate of, holds or
+            is held by.
+        unchanged: for each current document, the remembered one with the same text, or None.
+        absent: the remembered documents that are not among the current ones, not even as a near-duplicate.
+    """
+
+    relations: Relations
+    relatives: list[set[int]]
+    unchanged: list[int | None]
+    absent: set[int]
+
+
+def match(current: Sequence[Fingerprint], remembered: Sequence[Remembered]) -> Matches:
+    """Recognises remembered documents among the current ones."""
+    index_of = {document.key: index for index, document in enumerate(remembered)}
+    unchanged = [index_of.get(fingerprint.key) for fingerprint in current]
+    # An unchanged document is compared by all its shingles, the others by their sketches.
+    keys = {fingerprint.key for fingerprint in current}
+    others = [index for index, document in enumerate(remembered) if document.key not in keys]
+    sketches = [remembered[index].sketch for index in others]
+    relations = compare([*(fingerprint.shingles for fingerprint in current), *sketches])
+    memory = [*unchanged, *others]
+    relatives = [{index} - {None} for index in memory]
+    for first, second in (*relations.near, *relations.holding):
+        relatives[first] |= {memory[second]} - {None}
+        relatives[second] |= {memory[first]} - {None}
+    edited = {memory[index] for pair in relations.near for index in pair if index >= len(current)}
+    absent = set(others) - edited
+    return Matches(relations, relatives[: len(current)], unchanged, absent)

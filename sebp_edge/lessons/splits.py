@@ -1,0 +1,204 @@
+"""Splits documents into train, validation and test splits.
+
+The validation split selects the best state. The test split decides whether to keep the result, and is never trained on.
+Few documents are split into folds, so that each document is in the test split of one fold. If there are fewer still,
+all are trained on and nothing can be judged.
+
+Clusters of near-duplicates are drawn, not documents. A document keeps the side that it had in earlier versions of the
+adapter, an edited copy of it takes that side too, and new documents fill the quotas. Documents that connect two sides
+are trained on, and so is all that they connect.
+"""
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from sebp_edge.errors import TextsError
+from sebp_edge.lessons.examples import Outline
+from sebp_edge.lessons.near_duplicates import Clusters, find_clusters
+from sebp_edge.lessons.split_history import Fingerprint, Matches, SplitHistory, match
+from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, SPLITS, TEST, TRAIN, VALIDATION, Remembered
+
+MIN_CLUSTERS = 6
+MIN_TOKENS = 300
+FOLDS_BELOW = 20
+# The least clusters in a split; the quotas are larger.
+_MIN_TEST, _MIN_VALIDATION = 5, 4
+
+
+@dataclass(frozen=True)
+class Split:
+    """The train, validation and test examples; no document is in two of them."""
+
+    train: list[Outline]
+    validation: list[Outline]
+    test: list[Outline]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The splits of documents, which are identified by the numbers that `Outline.document` has.
+
+    Attributes:
+        fingerprints: what each document is recognised by, in later versions.
+        cluster_of: the cluster of near-duplicates that each document is in.
+        split_of: the split that each document is in; empty unless there is one split.
+        fold_of: the fold that each document is tested in; empty unless there are folds. Documents without a fold are
+            trained on in all folds.
+        history: what the version has to remember.
+    """
+
+    fingerprints: Mapping[int, Fingerprint]
+    cluster_of: dict[int, int]
+    split_of: dict[int, str]
+    fold_of: dict[int, int]
+    history: SplitHistory
+
+    @property
+    def kind(self) -> str:
+        """Either "split", "folds", or "none" if nothing can be judged."""
+        return "split" if self.split_of else "folds" if self.fold_of else "none"
+
+    def splits(self, examples: list[Outline]) -> list[Split]:
+        """Returns one split, three folds, or nothing if nothing can be judged.
+
+        Raises:
+            TextsError: there are too few tokens to train on.
+        """
+        num_tokens = sum(example.num_loss_tokens for example in examples)
+        if num_tokens < MIN_TOKENS:
+            raise TextsError(
+                f"Too little text: {num_tokens} tokens to train on, but at least {MIN_TOKENS} are needed; give more "
+                "text."
+            )
+        return [
+            Split(**{name: [each for each in examples if sides[each.document] == name] for name in SPLITS})
+            for sides in self.sides()
+        ]
+
+    def sides(self) -> list[dict[int, str]]:
+        """Returns the split that each document is in, for each of the splits."""
+        if self.split_of:
+            return [self.split_of]
+        return [self._splits_in(fold) for fold in range(NUM_FOLDS) if self.fold_of]
+
+    def _splits_in(self, fold: int) -> dict[int, str]:
+        name_of = {fold: TEST, (fold + 1) % NUM_FOLDS: VALIDATION}
+        return {document: name_of.get(self.fold_of.get(document), TRAIN) for document in self.cluster_of}
+
+
+def draw_splits(
+    current: Mapping[int, Fingerprint], seed: int, history: SplitHistory | None = None, *, keeps: bool = False
+) -> Draw:
+    """Draws the splits of documents; the result does not depend on their numbers.
+
+    Args:
+        current: the documents' fingerprints by number, from `take_fingerprints`.
+        seed: draws the sides of clusters that are not in the history.
+        history: the history of the version before, with fingerprints of the same salt; without documents, or None, for
+            the first version.
+        keeps: whether all documents keep their sides, however few are left on one.
+    """
+    fingerprints = list(current.values())
+    remembered = history.documents if history else ()
+    matches = match(fingerprints, remembered)
+    clusters = find_clusters(len(fingerprints), matches.relations)
+    order = _rank(clusters, fingerprints, seed)
+    split_before = _sides(order, clusters, matches, [document.split for document in remembered])
+    fold_before = _sides(order, clusters, matches, [document.fold for document in remembered])
+    split = fold = {}
+    roles = {document.role for document in remembered} if keeps else set()
+    if roles & {VALIDATION, TEST}:
+        split = {own: side or TRAIN for own, side in split_before.items()}
+    elif roles & {*FOLD_ROLES}:
+        fold = {own: side for own, side in fold_before.items() if side is not None}
+    elif len(split_before) >= FOLDS_BELOW:
+        split = _draw_split(split_before, Counter(clusters.cluster_of))
+    elif len(fold_before) >= MIN_CLUSTERS:
+        fold = _draw_folds(fold_before)
+
+    documents = []
+    for fingerprint, own in zip(fingerprints, clusters.cluster_of, strict=True):
+        # A cluster that connects two sides is in neither, and is trained on.
+        new_split, new_fold = (split or split_before).get(own, TRAIN), (fold or fold_before).get(own)
+        role = new_split if split else FOLD_ROLES[fold[own]] if own in fold else TRAIN
+        documents.append(Remembered(fingerprint.key, fingerprint.shingles.sketch(), new_split, new_fold, role))
+    absent = (remembered[index] for index in sorted(matches.absent))
+    documents += [dataclasses.replace(document, role=None, absent=False) for document in absent]
+    numbered = list(zip(current, clusters.cluster_of, strict=True))
+    return Draw(
+        fingerprints=current,
+        cluster_of=dict(numbered),
+        split_of={number: split.get(own, TRAIN) for number, own in numbered if split},
+        fold_of={number: fold[own] for number, own in numbered if own in fold},
+        history=SplitHistory(tuple(documents), history.salt if history else b""),
+    )
+
+
+def _rank(clusters: Clusters, fingerprints: Sequence[Fingerprint], seed: int) -> list[int]:
+    """Returns the clusters in the order of the draw, which depends on the seed and the clusters' texts only."""
+    digests = {}
+    for own, fingerprint in zip(clusters.cluster_of, fingerprints, strict=True):
+        digests[own] = min(digests.get(own, fingerprint.digest), fingerprint.digest)
+    return sorted(digests, key=lambda own: blake2b(str(seed).encode() + digests[own]).digest())
+
+
+def _sides(order: Sequence[int], clusters: Clusters, matches: Matches, sides: Sequence) -> dict:
+    """Returns the side that each cluster had before, without the clusters that connect two sides.
+
+    Args:
+        order: the clusters; the result has their order.
+        sides: the sides of the remembered documents.
+
+    Returns:
+        A side for each cluster; None if it had none.
+    """
+    found = defaultdict(set)
+    for own, relatives in zip(clusters.cluster_of, matches.relatives, strict=True):
+        found[own] |= {sides[index] for index in relatives} - {None}
+    return {own: next(iter(found[own]), None) for own in order if own not in clusters.bridged and len(found[own]) < 2}
+
+
+def _draw_split(before: Mapping[int, str | None], sizes: Counter) -> dict[int, str]:
+    """Returns the splits of 20 or more clusters.
+
+    Args:
+        before: the clusters in the order of the draw, with the splits that they had.
+        sizes: the number of documents in each cluster.
+    """
+    # With 200 test clusters the standard error is small; more are better used for training.
+    quotas = {
+        TEST: (_MIN_TEST, min(200, max(_MIN_TEST, len(before) * 15 // 100))),
+        VALIDATION: (_MIN_VALIDATION, min(100, max(_MIN_VALIDATION, len(before) // 10))),
+    }
+    # A cluster with more than a tenth of the documents would be most of a split.
+    num_documents = sizes.total()
+    large = {own for own in before if 10 * sizes[own] > num_documents}
+    split = dict.fromkeys(before, TRAIN)
+    for name, (_, quota) in quotas.items():
+        # There are more if most documents were removed, but not those of this split.
+        split |= dict.fromkeys([own for own in before if before[own] == name][: 2 * quota], name)
+    for name, (least, quota) in quotas.items():
+        trained = [own for own in before if split[own] == TRAIN]
+        new = [own for own in trained if before[own] is None and own not in large]
+        missing = quota - list(split.values()).count(name)
+        split |= dict.fromkeys(new[: max(0, missing)], name)
+        # Documents that were trained on are tested with if the others are too few.
+        trained = sorted((own for own in trained if split[own] == TRAIN), key=large.__contains__)
+        missing = least - list(split.values()).count(name)
+        split |= dict.fromkeys(trained[: max(0, missing)], name)
+    return split
+
+
+def _draw_folds(before: Mapping[int, int | None]) -> dict[int, int]:
+    """Returns the folds that test the clusters, which are in the order of the draw, with the folds that they had."""
+    clusters_of = [[own for own in before if before[own] == fold] for fold in range(NUM_FOLDS)]
+    for own in before:
+        if before[own] is None:
+            min(clusters_of, key=len).append(own)
+    # The folds differ if documents were removed.
+    while 2 * len(smallest := min(clusters_of, key=len)) < len(largest := max(clusters_of, key=len)):
+        smallest.append(largest.pop())
+    return {own: fold for fold, members in enumerate(clusters_of) for own in members}

@@ -1,0 +1,12 @@
+"""Files, folders, strings and records -> documents. Imports no torch and knows no tokenizer.
+
+Internal: import from `sebp_edge` or `sebp_edge.research`.
+
+patterns, vaults, folders        which files of a folder are read
+not_theirs, foreign              what its owner did not write; other programs' files, which are not read
+no_notes                         folders that nobody would call notes
+formats, exports, readers        files, strings, folders and records -> texts and chats -> documents
+records                          a record -> the content of a document
+edits, pictures                  replaced spans of a text; texts without data of pictures, keys and the like
+chats                            chats and mails -> whose words they are, and the owner's documents
+"""

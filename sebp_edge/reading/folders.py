@@ -1,0 +1,179 @@
+"""Finds the files of a folder that are to be read, and says why the others are left out."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from sebp_edge.errors import OptionError, TextsError
+from sebp_edge.reading.not_theirs import LICENCE, is_licence_name, reason_against_folder
+from sebp_edge.reading.patterns import (
+    IGNORE_FILES,
+    MAX_ASTERISKS,
+    IgnoreFile,
+    ignored_by,
+    is_valid_pattern,
+    read_ignore_files,
+    relative_name,
+)
+from sebp_edge.reading.vaults import Vault, find_by_marks, find_vault, vault_around
+from sebp_edge.values.documents import Unreadable, printable
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of texts, of which only some files are read.
+
+    Patterns have the syntax of .gitignore, such as "*.md", "drafts/" or "/2024/**".
+
+    Attributes:
+        path: the folder; a file is read whatever the patterns are.
+        include: reads only files that match one of these patterns; all files if it is empty.
+        exclude: leaves out files and folders that match one of these patterns.
+
+    Raises:
+        OptionError: a pattern is not valid.
+    """
+
+    path: str | Path
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            if isinstance(patterns, str):
+                raise OptionError(f"{name} is a list of patterns, but a string was given; write [{patterns!r}].")
+            object.__setattr__(self, name, tuple(patterns))
+            for pattern in patterns:
+                if not is_valid_pattern(pattern):
+                    raise OptionError(
+                        f"{name} has {pattern!r}, which is not a valid pattern; write it as in .gitignore, with "
+                        f"{MAX_ASTERISKS} asterisks at most."
+                    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file to be read.
+
+    Attributes:
+        name: its name relative to the given folder.
+        vault: the vault that it is in, if any.
+    """
+
+    path: Path
+    name: str
+    vault: Vault | None
+
+
+def find_files(folder: Folder, leave_out: Callable[[str, str], None]) -> Iterator[Found]:
+    """Yields the files of a folder, sorted, or the given file; calls `leave_out(name, reason)` for what it skips.
+
+    Raises:
+        TextsError: there is no such file or folder, or it cannot be opened.
+    """
+    path = expand_user(Path(folder.path))
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise TextsError(f"There is no file or folder {str(path)!r}; check the path.") from error
+    except OSError as error:
+        raise TextsError(f"{str(path)!r} cannot be opened: {error.strerror}.") from error
+    if path.is_dir():
+        yield from _Walk(path, folder, leave_out).files()
+    else:
+        yield Found(path, printable(path.name), vault_around(path.parent))
+
+
+def expand_user(path: Path) -> Path:
+    """Expands `~`; returns the path unchanged if there is no such user."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+class _Walk:
+    """A walk through a folder."""
+
+    def __init__(self, root: Path, folder: Folder, leave_out: Callable[[str, str], None]):
+        self._root = root
+        self._real_root = os.path.realpath(root)
+        self._include, self._exclude = (
+            GitIgnoreSpec.from_lines(patterns) for patterns in (folder.include, folder.exclude)
+        )
+        self._includes_all = not folder.include
+        self._leave_out = leave_out
+        self._ignore_files: dict[Path, list[IgnoreFile]] = {}
+        self._vaults: dict[Path, Vault | None] = {}
+
+    def files(self) -> Iterator[Found]:
+        for name, folders, files in os.walk(self._root, onerror=self._failed):
+            folder = Path(name)
+            folders.sort()
+            try:
+                self._enter(folder)
+            except Unreadable as reason:
+                self._leave_out_path(folder, str(reason), is_folder=True)
+                folders.clear()
+                continue
+            for name in folders.copy():
+                if reason := self._reason_against_folder(folder / name):
+                    self._leave_out_path(folder / name, reason, is_folder=True)
+                    folders.remove(name)
+            for name in sorted(set(files) - set(IGNORE_FILES)):
+                path = folder / name
+                if reason := self._reason_against_file(path):
+                    self._leave_out_path(path, reason)
+                else:
+                    yield Found(path, self._name(path), self._vaults[folder])
+
+    def _enter(self, folder: Path) -> None:
+        """Reads the ignore files of a folder, and looks whether it is a vault."""
+        outermost = folder == self._root
+        above = [] if outermost else self._ignore_files[folder.parent]
+        around = (vault_around(folder) or find_by_marks(folder)) if outermost else self._vaults[folder.parent]
+        own = read_ignore_files(folder)
+        for file in own:
+            for number in file.invalid_lines:
+                self._leave_out_path(folder / file.name, f"line {number} is not a valid pattern, and is not applied")
+        self._ignore_files[folder], self._vaults[folder] = above + own, find_vault(folder) or around
+
+    def _reason_against_folder(self, path: Path) -> str | None:
+        if path.name.startswith("."):
+            return "hidden folder"
+        if path.is_symlink():
+            # Following the link could loop, or leave the given folder.
+            return "link to a folder; give the folder itself"
+        vault = self._vaults[path.parent]
+        reason = self._reason_of_patterns(path, is_folder=True) or (vault and vault.not_notes.get(path.absolute()))
+        return reason or reason_against_folder(path)
+
+    def _reason_against_file(self, path: Path) -> str | None:
+        if path.name.startswith("."):
+            return "hidden file"
+        if not Path(os.path.realpath(path)).is_relative_to(self._real_root):
+            return "link to outside the folder; give the file itself"
+        if reason := self._reason_of_patterns(path):
+            return reason
+        if not (self._includes_all or self._include.match_file(relative_name(path, self._root))):
+            return "matches no pattern to include"
+        return LICENCE if is_licence_name(path) else None
+
+    def _reason_of_patterns(self, path: Path, *, is_folder: bool = False) -> str | None:
+        if self._exclude.match_file(relative_name(path, self._root, is_folder=is_folder)):
+            return "excluded"
+        name = ignored_by(path, self._ignore_files[path.parent], is_folder=is_folder)
+        return name and f"ignored by {name}"
+
+    def _failed(self, error: OSError) -> None:
+        self._leave_out_path(Path(error.filename), f"cannot be opened: {error.strerror}", is_folder=True)
+
+    def _leave_out_path(self, path: Path, reason: str, *, is_folder: bool = False) -> None:
+        self._leave_out(self._name(path) + "/" * is_folder, reason)
+
+    def _name(self, path: Path) -> str:
+        return printable(relative_name(path, self._root))

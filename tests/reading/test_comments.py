@@ -1,0 +1,149 @@
+"""Comments in Markdown, which no reader sees, are not read; code and everything else stay byte for byte."""
+
+import json
+import random
+
+import pytest
+from reading import contents, is_count_of_words, left_out, write_file
+
+from sebp_edge.reading.formats import markdown
+from sebp_edge.reading.formats.notes import Seen, visible_text
+from sebp_edge.reading.readers import read_texts
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("A <!-- x --> B\n<!-- y\n\nz -->\nC", "A B\n\nC"),
+        ("A <!-- one\n\ntwo --> B", "A B"),
+        ("```html\n<!-- kept -->\n```\n`<!-- kept -->`<!-- x -->", "```html\n<!-- kept -->\n```\n`<!-- kept -->`"),
+        (
+            "1. ```sh\n   <!-- kept\n   ```\n2. <!-- x -->\n\n```\n<!-- kept -->\n```",
+            "1. ```sh\n   <!-- kept\n   ```\n2. \n\n```\n<!-- kept -->\n```",
+        ),
+        ("```make``` is a tool. <!-- x -->\n\n```\ny\n```\nEnd.", "```make``` is a tool. \n\n```\ny\n```\nEnd."),
+        ("<!-- ```\nx\n-->\nA\n```\n<!-- kept -->\n```", "A\n```\n<!-- kept -->\n```"),
+        ("<div>\n<!-- one\n\ntwo -->\nA\n</div>\n\nB", "<div>\n\nA\n</div>\n\nB"),
+        ("[//]: # (one\ntwo)\n[//]: <> (a (b) c)\n[comment]: # 'x'\nA", "A"),
+        ("A\n[//]: # (x)\nB", "A\n\nB"),
+        ('[a]: https://a.org "kept"\n[//]: https://b.org\nA', '[a]: https://a.org "kept"\n[//]: https://b.org\nA'),
+        ("A <!--> B <!---> C <!-- x --!> D", "A B C D"),
+        ("A <!-- never closed\n\nB", "A <!-- never closed\n\nB"),
+        ("%%kept%% `` ` <!-- kept --> ``", "%%kept%% `` ` <!-- kept --> ``"),
+        ("A\n\n<!-- never closed\n\nB", "A"),
+    ],
+)
+def test_comments_are_left_out_of_markdown(tmp_path, written, read):
+    assert contents(write_file(tmp_path, "a.md", written)) == [read]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("A\n\n.. x\n   y\n\n   z\n\nB", "A\n\n\n\nB"),
+        (".. _target: https://a.org\n.. x\n.. y\n\nB", ".. _target: https://a.org\n\n\n\nB"),
+        ("..\n   x\n\nB", "B"),
+        (".. Note: x\n\nB", "B"),
+        (".. note:: kept\n   kept\n\nB", ".. note:: kept\n   kept\n\nB"),
+        (".. [1] kept\n\n.. |s| image:: kept.png", ".. [1] kept\n\n.. |s| image:: kept.png"),
+        ("Code::\n\n    .. kept\n\nB\n.. kept", "Code::\n\n    .. kept\n\nB\n.. kept"),
+        ("..\n\n    A quotation.", "..\n\n    A quotation."),
+    ],
+)
+def test_comments_are_left_out_of_restructured_text(tmp_path, written, read):
+    assert contents(write_file(tmp_path, "a.rst", written)) == [read]
+
+
+def test_comments_are_counted_and_a_text_that_is_cut_is_said_to_be(tmp_path):
+    write_file(tmp_path, "a.md", "A <!-- x --> B <!-- y -->")
+    write_file(tmp_path, "b.md", "A.\n\n<!-- never closed")
+    write_file(tmp_path, "c.md", "<!-- nothing else -->")
+    found = [(item.source, item.reason) for item in read_texts(tmp_path).left_out if not is_count_of_words(item)]
+    assert found == [
+        ("a.md", "comments: 2"),
+        ("b.md", "comments: 1"),
+        ("b.md", "all after a comment that is never closed"),
+        ("c.md", "comments: 1"),
+        ("c.md", "only properties, embeds, queries, templates or comments"),
+    ]
+    assert {item.kind for item in read_texts(tmp_path).left_out} >= {"comments", found[-1][1]}
+
+
+def test_notebooks_hide_comments_in_their_prose_only(tmp_path):
+    cells = [("markdown", "A <!-- x --> B"), ("code", "<!-- kept -->"), ("markdown", "<!-- never closed")]
+    notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}
+    path = write_file(tmp_path, "a.ipynb", json.dumps(notebook))
+    assert contents(path) == ["A B\n\n```\n<!-- kept -->\n```"]
+    assert [item.reason for item in read_texts(path).left_out if not is_count_of_words(item)] == [
+        "comments: 2",
+        "all after a comment that is never closed",
+    ]
+
+
+@pytest.mark.slow
+def test_text_without_comments_stays_byte_for_byte_and_no_secret_is_read():
+    for seed in range(150):
+        draw = random.Random(seed)
+        for app in (None, "Obsidian", "Logseq"):
+            text, words = _note(draw, app)
+            seen = visible_text(text, app)
+            assert "SECRET" not in seen.text, text
+            assert [word for word in words if word not in seen.text] == [], text
+            without_comments = text.replace("<!--", "<--")
+            assert visible_text(without_comments) == Seen(without_comments)
+
+
+def _note(draw: random.Random, app: str | None) -> tuple[str, list[str]]:
+    """Returns a note of blocks with comments that contain "SECRET", and its visible words."""
+    words: list[str] = []
+
+    def word() -> str:
+        words.append(f"w{len(words)}x")
+        return words[-1]
+
+    def comment(*secrets: str) -> str:
+        begin, end = draw.choice([("<!-- ", " -->"), *([("%%", "%%"), ("%% ", " %%")] if app == "Obsidian" else [])])
+        return begin + draw.choice(secrets) + end
+
+    def line() -> str:
+        kinds = [
+            *[word] * 3,
+            lambda: f"`{word()}`",
+            lambda: f"`` {word()} ` %% <!-- ``",
+            lambda: f"```make``` {word()}",
+            lambda: comment("SECRET", "`SECRET", "SECRET`"),
+        ]
+        return " ".join(draw.choice(kinds)() for _ in range(draw.randint(1, 5)))
+
+    def fence() -> str:
+        mark = draw.choice(["```", "~~~", "````"])
+        return f"{mark}{draw.choice(['', 'py'])}\n{word()} %% <!-- %%\n{mark}"
+
+    kinds = [
+        line,
+        lambda: f"{line()}\n{line()}",
+        lambda: "\n".join(f"- {line()}" for _ in range(3)),
+        fence,
+        lambda: f"1. {fence()}".replace("\n", "\n   ") + f"\n2. {line()}",
+        lambda: f"> {fence()}".replace("\n", "\n> ") + f"\n>\n> {line()}",
+        lambda: comment("SECRET\n\nSECRET", "\nSECRET\n", "SECRET ```", "\n```\nSECRET\n", "\n- SECRET\n- SECRET\n"),
+        lambda: f"# {line()}",
+        lambda: f"| {line()} | {line()} |\n|---|---|\n| {word()} | `{word()}` |",
+    ]
+    return "\n\n".join(draw.choice(kinds)() for _ in range(draw.randint(1, 7))), words
+
+
+@pytest.mark.parametrize(
+    "piece", ["<!--", "<!-- x -->\n", "[", "[a\n", "- ", "> ", "```a\n", "` ", "[//]: # (\n", "<div>\n", "\t- a\n", "|"]
+)
+def test_no_markdown_takes_long(piece):
+    # Of the processor's time, this takes a tenth of a second at most.
+    markdown.find_parts("<!--" + piece * (30_000 // len(piece)))
+
+
+def test_markdown_that_takes_too_long_or_has_too_many_short_lines_is_left_out(folder, take_at_most):
+    write_file(folder, "a.md", "<!-- x -->\n" * 1000)
+    take_at_most(markdown, -1)
+    assert left_out(folder) == {"a.md": "its Markdown takes longer than -1 seconds to read; split it to use it"}
+    write_file(folder, "a.md", "<!-- x -->" + "\na" * 100_001)
+    assert left_out(folder) == {"a.md": "more than 100,000 very short lines; split it to use it"}
