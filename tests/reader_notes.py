@@ -11,8 +11,8 @@ from builders import make_llama
 from quick import skip_losses_of_texts
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.ask import practice
 from sebp_edge.events import Notice
-from sebp_edge.questions import practice
 from sebp_edge.training.run import TrainingRun
 from sebp_edge.values.documents import Document
 
@@ -66,9 +66,9 @@ def write_general(folder):
 def make_quick(patch, general):
     """Uses small notes and texts, and leaves out losses of texts."""
     use_notes(patch)
-    patch.setattr("sebp_edge.questions.general_texts.TEXTS", general / "texts.txt")
-    patch.setattr("sebp_edge.questions.general_texts.CHAT", general / "chat.txt")
-    patch.setattr("sebp_edge.questions.quiz.GENERAL", general / "questions.txt")
+    patch.setattr("sebp_edge.ask.general_texts.TEXTS", general / "texts.txt")
+    patch.setattr("sebp_edge.ask.general_texts.CHAT", general / "chat.txt")
+    patch.setattr("sebp_edge.ask.quiz.GENERAL", general / "questions.txt")
     patch.setattr("sebp_edge.lessons.general_probe.read_probe", lambda: [Document("probe.txt", GENERAL)])
     skip_losses_of_texts(patch)
 

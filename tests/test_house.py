@@ -29,7 +29,6 @@ LAYERS = [
     ["memory"],
     ["sparse"],
     ["sparse.patches"],
-    ["questions"],
     ["ask"],
     ["sparse.rows"],
     ["lessons"],
@@ -69,7 +68,7 @@ MAX_LINES_OF_ROOM = {
     "texts": 10_754,
     "training": 3_724,
 }
-MAX_ENTRIES_AT_ROOT = 23
+MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
 
 # Heavy libraries stay where a reader expects them.

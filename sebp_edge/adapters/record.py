@@ -10,7 +10,7 @@ from typing import Literal
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
-from sebp_edge.questions.probe_figures import ProbeFigures, describe
+from sebp_edge.values.probe_figures import ProbeFigures, describe
 from sebp_edge.values.word_figures import WordFigures
 
 RECORD = "sebp_edge.json"

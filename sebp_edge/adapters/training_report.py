@@ -11,7 +11,7 @@ from pathlib import Path
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import finite
-from sebp_edge.questions.answers import Answered
+from sebp_edge.values.answers import Answered
 from sebp_edge.values.documents import LeftOut
 
 REPORT, SAMPLES = "report.json", "samples.json"

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sebp_edge.ask.asking import plain_question
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
@@ -41,7 +42,6 @@ from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
 from sebp_edge.models.weights import DTYPES, WeightsFile, write_tensors
-from sebp_edge.questions.asking import plain_question
 
 OURSELVES = "sebp-edge"
 

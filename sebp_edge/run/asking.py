@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
+from sebp_edge.ask.asking import prompt_for, shown
 from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import OptionError, TextsError
@@ -11,7 +12,6 @@ from sebp_edge.lessons.prompts import EncodedPrompt, check_prompt
 from sebp_edge.models.generation import generate_text
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
-from sebp_edge.questions.asking import prompt_for, shown
 from sebp_edge.run.call import Call
 from sebp_edge.run.model_in_use import AdapterChoice
 

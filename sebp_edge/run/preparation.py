@@ -4,6 +4,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from sebp_edge.adapters.adapter import Adapter
+from sebp_edge.ask.general_texts import general_examples
+from sebp_edge.ask.practice_examples import encode_practice
+from sebp_edge.ask.quiz import make_quiz
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
@@ -19,9 +22,6 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.target import Target
 from sebp_edge.models.libraries import quiet_libraries
-from sebp_edge.questions.examples import encode_practice
-from sebp_edge.questions.general_texts import general_examples
-from sebp_edge.questions.quiz import make_quiz
 from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.start import Beginning, Start, latest_history

@@ -10,7 +10,6 @@ from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.adapters.training_report import Sample, Tested
 from sebp_edge.basics.units import percent
 from sebp_edge.models.catalog import ModelReference
-from sebp_edge.questions.probe_figures import ProbeFigures, describe
 from sebp_edge.reading.chats import Author
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.reporting import Report
@@ -18,6 +17,7 @@ from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
 from sebp_edge.values.documents import LeftOut
+from sebp_edge.values.probe_figures import ProbeFigures, describe
 from sebp_edge.values.word_figures import WordFigures
 
 # A higher rise of the loss on general text is warned of. Trainings that harm nothing raise it by up to 6 %.

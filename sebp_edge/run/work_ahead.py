@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from sebp_edge.ask.general_texts import chat_questions
+from sebp_edge.ask.quiz import REPLY_TOKENS
 from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.memory.plan import Choice, Plan
 from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
 from sebp_edge.memory.work import TOKENS_PER_STEP_CPU
-from sebp_edge.questions.general_texts import chat_questions
-from sebp_edge.questions.quiz import REPLY_TOKENS
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import (
     DECODING,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from sebp_edge.lessons.dataset import Quiz, QuizQuestion
-from sebp_edge.questions.answers import Answered, is_right
-from sebp_edge.questions.probe_figures import CHANCE, by_chance
+from sebp_edge.values.answers import Answered, is_right
+from sebp_edge.values.probe_figures import CHANCE, by_chance
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from failing_memory import RECIPE
 
+from sebp_edge.ask.probes import fact_items, language_items
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import silent
@@ -16,12 +17,11 @@ from sebp_edge.lessons.general_probe import PROBE
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
-from sebp_edge.questions.probe_figures import ProbeFigures
-from sebp_edge.questions.probes import fact_items, language_items
 from sebp_edge.run import probing as module
 from sebp_edge.run.probing import TIE, probe
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.training import losses
+from sebp_edge.values.probe_figures import ProbeFigures
 
 ON_GPU = [
     pytest.mark.gpu,

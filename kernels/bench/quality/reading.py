@@ -29,14 +29,14 @@ import side_by_side
 from quality import know_people, quizzes
 from quality.quizzes import Question
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.ask import practice, quiz
 from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found
+from sebp_edge.ask.asking import end_ids, prompt_for, shown
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.terms import is_small
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.generation import answer_all
-from sebp_edge.questions import practice, quiz
-from sebp_edge.questions.asking import end_ids, prompt_for, shown
 from sebp_edge.values.documents import Document
 
 SOURCES = (

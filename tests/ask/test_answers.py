@@ -2,7 +2,7 @@
 
 import pytest
 
-from sebp_edge.questions.answers import is_right, stands_in
+from sebp_edge.values.answers import is_right, stands_in
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import pytest
 
 from sebp_edge.ask.passages import passages_of
-from sebp_edge.questions.answers import is_right, stands_in
-from sebp_edge.questions.practice import FOLDER, practice_questions, practice_reading
+from sebp_edge.ask.practice import FOLDER, practice_questions, practice_reading
+from sebp_edge.values.answers import is_right, stands_in
 
 NOTES = practice_reading().documents
 

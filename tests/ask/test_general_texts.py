@@ -3,10 +3,10 @@
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 
+from sebp_edge.ask.general_texts import TEXTS, chat_examples, chat_questions, general_examples
+from sebp_edge.ask.quiz import general_questions
 from sebp_edge.lessons.examples import NO_DOCUMENT
 from sebp_edge.lessons.general_probe import read_probe
-from sebp_edge.questions.general_texts import TEXTS, chat_examples, chat_questions, general_examples
-from sebp_edge.questions.quiz import general_questions
 
 
 @pytest.mark.slow

@@ -6,8 +6,8 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
+from sebp_edge.ask.asking import with_answers
 from sebp_edge.lessons.examples import NO_DOCUMENT, Example, encode
-from sebp_edge.questions.asking import with_answers
 from sebp_edge.values.documents import Document
 
 FOLDER = Path(__file__).parent / "general"
