@@ -20,9 +20,9 @@ if not Path(__path__[0], "ops").is_dir():
 
 _HOMES = {
     "AdaptResult": "sebp_edge.run.result",
-    "Adapter": "sebp_edge.adapters.adapter",
-    "AdapterRecord": "sebp_edge.adapters.record",
-    "AdapterStore": "sebp_edge.adapters.store",
+    "Adapter": "sebp_edge.store.adapter",
+    "AdapterRecord": "sebp_edge.store.record",
+    "AdapterStore": "sebp_edge.store.adapter_store",
     "Analysis": "sebp_edge.research.analysis.analysis",
     "Answer": "sebp_edge.ask.answer",
     "Completion": "sebp_edge.models.completion",
@@ -32,9 +32,9 @@ _HOMES = {
     "Personalizer": "sebp_edge.personalizer",
     "Plan": "sebp_edge.memory.plan",
     "Politeness": "sebp_edge.machine.politeness",
-    "Receipt": "sebp_edge.adapters.erasure",
+    "Receipt": "sebp_edge.store.erasure",
     "Recipe": "sebp_edge.recipe",
-    "SavedAdapter": "sebp_edge.adapters.saved",
+    "SavedAdapter": "sebp_edge.store.saved",
     "SebpEdgeError": "sebp_edge.errors",
     "UnchangedResult": "sebp_edge.run.unchanged",
     "sparsify": "sebp_edge.sparse.sparsify",
@@ -64,11 +64,6 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from sebp_edge.adapters.adapter import Adapter
-    from sebp_edge.adapters.erasure import Receipt
-    from sebp_edge.adapters.record import AdapterRecord
-    from sebp_edge.adapters.saved import SavedAdapter
-    from sebp_edge.adapters.store import AdapterStore
     from sebp_edge.ask.answer import Answer
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.result import ExportResult
@@ -83,6 +78,11 @@ if TYPE_CHECKING:
     from sebp_edge.run.result import AdaptResult
     from sebp_edge.run.unchanged import UnchangedResult
     from sebp_edge.sparse.sparsify import sparsify
+    from sebp_edge.store.adapter import Adapter
+    from sebp_edge.store.adapter_store import AdapterStore
+    from sebp_edge.store.erasure import Receipt
+    from sebp_edge.store.record import AdapterRecord
+    from sebp_edge.store.saved import SavedAdapter
 
 
 def __getattr__(name: str):

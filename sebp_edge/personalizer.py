@@ -6,11 +6,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forget import Forgetting
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.verification import Verification
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
@@ -27,6 +22,7 @@ from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run import asking, exporting, generating, resuming, verifying
 from sebp_edge.run.call import Call
+from sebp_edge.run.forgetting import Forgetting
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import Job
@@ -36,6 +32,10 @@ from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.run.verification import Verification
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.erasure import Receipt
+from sebp_edge.store.record import AdapterRecord
 
 if TYPE_CHECKING:
     from sebp_edge.run.measuring import Analysis

@@ -20,12 +20,12 @@ from transformers import (
     SmolLM3Config,
 )
 
-from sebp_edge.adapters.record import RECORD as RECORD_FILE
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
 from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.recipe import Recipe
+from sebp_edge.store.record import RECORD as RECORD_FILE
+from sebp_edge.store.record import AdapterRecord
 
 # Queries are wider than hidden states, heads share keys, and all sizes are multiples of a quantisation's blocks. What
 # programs take by default is nowhere in these models, so that a setting that is lost changes what they compute.

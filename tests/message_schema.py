@@ -15,11 +15,6 @@ from pydantic import create_model
 from pydantic.json_schema import models_json_schema
 
 from sebp_edge import errors
-from sebp_edge.adapters.difference import Difference
-from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.training_report import KeptSamples, TrainingReport
-from sebp_edge.adapters.verification import Verification
 from sebp_edge.ask.answer import Answer
 from sebp_edge.cli.doctor_checks import Finding
 from sebp_edge.errors import SebpEdgeError
@@ -33,8 +28,13 @@ from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import _Facts
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.run.verification import Verification
 from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import Job
+from sebp_edge.store.difference import Difference
+from sebp_edge.store.erasure import Receipt
+from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.training_report import KeptSamples, TrainingReport
 
 FILE = Path(__file__).parents[1] / "sebp_edge" / "basics" / "schema.json"
 RELEASED = Path(__file__).parent / "messages" / "released.txt"

@@ -26,10 +26,10 @@ from pathlib import Path
 from stored_adapter import RECORD
 
 from sebp_edge import AdapterStore, Folder
-from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.where import Where
 from sebp_edge.errors import AdapterError, SebpEdgeError
+from sebp_edge.store.names import folder_of
+from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.where import Where
 
 WRITES = ("os.mkdir", "os.rename", "os.link", "os.chmod", "fsync")
 OTHERS = ("os.remove", "os.rmdir", "shutil.rmtree", "os.listdir", "os.scandir")

@@ -39,8 +39,8 @@ import os, resource, signal, sys, time
 from pathlib import Path
 import numpy
 from safetensors.numpy import save_file
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.store import AdapterStore
+from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.errors import StorageError
 
 class Weights:

@@ -19,11 +19,11 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.adapters.history import read_history
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.run.assessment import Assessor
+from sebp_edge.store.history import read_history
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=1, batch_tokens=200)

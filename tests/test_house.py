@@ -23,7 +23,7 @@ LAYERS = [
     ["personalizer"],
     ["run"],
     ["export"],
-    ["adapters"],
+    ["store"],
     ["research"],
     ["training"],
     ["memory"],
@@ -80,7 +80,7 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/models/gguf/families.py", "sebp_edge/models/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
-    "filelock": ("sebp_edge/adapters/lock.py", "sebp_edge/export/target.py"),
+    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target.py"),
     "pathspec": ("sebp_edge/reading/patterns.py", "sebp_edge/reading/folders.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
@@ -102,7 +102,7 @@ HOMES = {
     "rich": ("sebp_edge/cli/",),
     # Chat templates are programs in its language.
     "jinja2": ("sebp_edge/basics/pages/", "sebp_edge/lessons/templates.py", "sebp_edge/lessons/template_child.py"),
-    "platformdirs": ("sebp_edge/adapters/", "sebp_edge/basics/files.py"),
+    "platformdirs": ("sebp_edge/store/", "sebp_edge/basics/files.py"),
 }
 
 # What apps and researchers import. All else is internal.
@@ -147,13 +147,13 @@ OTHER_ERRORS = {
     # What becomes the error of an answer, and what the clients raise.
     "sebp_edge/serve/": "Refusal Damaged ToolError ValueError",
     # Reasons to refuse a file, which become an AdapterError, a ModelError or an entry of `left_out`.
-    "sebp_edge/adapters/archive.py": "ValueError _Damaged",
-    "sebp_edge/adapters/documents.py": "ValueError",
-    "sebp_edge/adapters/erasure.py": "ValueError",
-    "sebp_edge/adapters/forget.py": "UnknownDocument",
-    "sebp_edge/adapters/packed_documents.py": "ValueError",
-    "sebp_edge/adapters/record.py": "ValueError",
-    "sebp_edge/adapters/salt.py": "ValueError",
+    "sebp_edge/store/archive.py": "ValueError _Damaged",
+    "sebp_edge/store/version_documents.py": "ValueError",
+    "sebp_edge/store/erasure.py": "ValueError",
+    "sebp_edge/run/forgetting.py": "UnknownDocument",
+    "sebp_edge/store/packed_documents.py": "ValueError",
+    "sebp_edge/store/record.py": "ValueError",
+    "sebp_edge/store/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/models/gguf/file.py": "_Unusable",
     "sebp_edge/models/known_models.py": "ValueError",
@@ -314,7 +314,7 @@ def test_every_package_is_shipped():
     [
         ("sebp_edge.ops", "kernels/ops/*.json"),
         ("sebp_edge.models", "sebp_edge/models/*/*.json"),
-        ("sebp_edge.adapters", "sebp_edge/adapters/*.html"),
+        ("sebp_edge.store", "sebp_edge/store/*.html"),
         ("sebp_edge.research.analysis", "sebp_edge/research/analysis/*.html"),
         ("sebp_edge.basics.pages", "sebp_edge/basics/pages/*.html"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/*/*.py"),

@@ -15,8 +15,6 @@ from random_texts import edit
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.history import read_history
-from sebp_edge.adapters.known_texts import KNOWN_TEXTS
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import (
     Evaluated,
@@ -31,6 +29,8 @@ from sebp_edge.events import (
 )
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.reading import readers
+from sebp_edge.store.history import read_history
+from sebp_edge.store.known_texts import KNOWN_TEXTS
 from sebp_edge.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("unassessed")

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import (
     BaseModelMismatch,
     BusyError,
@@ -44,6 +43,7 @@ from sebp_edge.events import (
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.run import assessment
 from sebp_edge.run.start import latest_history
+from sebp_edge.store.history import read_history
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=2e-2, epochs=1, batch_tokens=200, context_length=64)
 NO_GAIN = RECIPE.replace(learning_rate=1e-12)

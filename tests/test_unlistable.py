@@ -11,7 +11,6 @@ from command import run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.basics.files import make_private, walk
 from sebp_edge.errors import ModelError, StorageError
 from sebp_edge.export.target import new_folder
@@ -19,6 +18,7 @@ from sebp_edge.models.catalog import ModelReference, resolve
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.models.local_models import find_local_models
 from sebp_edge.reading.readers import read_texts
+from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
 

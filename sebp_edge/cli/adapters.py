@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
@@ -18,6 +16,8 @@ from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
+from sebp_edge.store.names import folder_of
+from sebp_edge.store.standing import read_standing
 from sebp_edge.values.documents import printable
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
@@ -122,7 +122,7 @@ def report(
     an earlier page, but no other file.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.adapters.version_report import MARK
+        from sebp_edge.store.version_report import MARK
 
         found = open_store().find(name, version).report(with_samples=with_samples)
         if to is None and not as_json:

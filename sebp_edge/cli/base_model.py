@@ -14,7 +14,7 @@ from sebp_edge.recipe import Recipe
 
 def open_store():
     """Returns the store of this machine; imported late, since it takes a while."""
-    from sebp_edge.adapters.store import AdapterStore
+    from sebp_edge.store.adapter_store import AdapterStore
 
     return AdapterStore()
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from huggingface_hub import constants
 
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.units import gigabytes, plural, sizes_apart
 from sebp_edge.machine import devices
 from sebp_edge.ops.backend import has_triton
+from sebp_edge.store.adapter_store import AdapterStore
 
 
 @dataclass(frozen=True)

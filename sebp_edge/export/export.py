@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError, OptionError, suggest
@@ -19,6 +18,7 @@ from sebp_edge.export.target import check_space, check_target, new_folder
 from sebp_edge.machine import devices
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.reading.readers import Reading
+from sebp_edge.store.record import AdapterRecord
 
 SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"

@@ -6,7 +6,6 @@ from typing import get_args
 
 from torch import nn
 
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.export.weights import MergedWeights
 from sebp_edge.models import hub
@@ -14,6 +13,7 @@ from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error
 from sebp_edge.recipe import Quantisation
+from sebp_edge.store.record import AdapterRecord
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from sebp_edge.adapters.folders import flush_all
 from sebp_edge.basics.files import check_free_space, expand_user, flush, storage_errors
 from sebp_edge.errors import OptionError, StorageError
+from sebp_edge.store.folders import flush_all
 
 _CANNOT = "Cannot export to"
 # Temporary folders are beside the target. A lock file beside each is locked for as long as its process runs.

@@ -22,6 +22,8 @@ replies           asks a model the questions of a quiz, and those whose replies 
 expectations      says what to expect of an adapted model of this size
 saving            saves the adapter; if that fails, saves it elsewhere
 reporting         Report: the facts of a run, which its version, page and result read
+forgetting        makes an adapter forget documents
+verification      trains a version again to check what it has forgotten; verifying runs that training
 version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
 measuring         measures a base model for researchers: gradients, learning rates

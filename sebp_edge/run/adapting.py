@@ -5,9 +5,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import median
 
-from sebp_edge.adapters.forget import Remaining
-from sebp_edge.adapters.saved import SavedAdapter
-from sebp_edge.adapters.standing import read_standing
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import duration
 from sebp_edge.errors import (
@@ -27,6 +24,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.encoding import TrainingPreparation
+from sebp_edge.run.forgetting import Remaining
 from sebp_edge.run.job import Phase
 from sebp_edge.run.phases import LOAD
 from sebp_edge.run.preparation import PlannedTraining, Prepared
@@ -45,6 +43,8 @@ from sebp_edge.run.work_ahead import (
     seconds_of_a_token,
 )
 from sebp_edge.sparse.rows.schedule import Schedule
+from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.store.standing import read_standing
 from sebp_edge.training.checkpoint import Checkpoints, RunState
 from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.kernels_ahead import compiling_ahead

@@ -6,11 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from sebp_edge.adapters.adapter import Adapter
-from sebp_edge.adapters.history import read_history
-from sebp_edge.adapters.saved import SavedAdapter
-from sebp_edge.adapters.standing import read_standing
-from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
 from sebp_edge.models.adaptation import Adaptation, load
@@ -22,6 +17,11 @@ from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.history import read_history
+from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.store.standing import read_standing
+from sebp_edge.store.training_report import Sample
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import EarlierVersion, GateResult, Life
 from sebp_edge.training.quiz import QuizResult, Replies

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.errors import MachineError, StorageError
 from sebp_edge.events import Notice
@@ -31,6 +29,8 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.run.texts_call import TextsCall
+from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.saved import SavedAdapter
 
 
 @dataclass(frozen=True)

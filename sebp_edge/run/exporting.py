@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from sebp_edge.adapters.names import is_plain
 from sebp_edge.export.export import check_options, export
 from sebp_edge.export.result import ExportResult
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.call import Call
 from sebp_edge.run.phases import phases_of_export
+from sebp_edge.store.names import is_plain
 
 
 def export_adapter(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, OptionError
 from sebp_edge.events import ModelLoaded, Notice, Sink
@@ -24,6 +23,7 @@ from sebp_edge.models.fp8 import num_left_out
 from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.recipe import Recipe
+from sebp_edge.store.record import AdapterRecord
 
 
 class Current(Enum):

@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from sebp_edge.adapters.adapter import Adapter
 from sebp_edge.ask.general_texts import general_examples
 from sebp_edge.ask.practice_examples import encode_practice
 from sebp_edge.ask.quiz import make_quiz
@@ -29,6 +28,7 @@ from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
 from sebp_edge.sparse.rows.schedule import Schedule, make_schedules
+from sebp_edge.store.adapter import Adapter
 from sebp_edge.values.remembered import TEST
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"

@@ -10,8 +10,11 @@ from statistics import fmean
 
 import torch
 
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.training_report import (
+from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.probing import Probed
+from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.training_report import (
     CopiedRun,
     Cost,
     Curve,
@@ -24,9 +27,6 @@ from sebp_edge.adapters.training_report import (
     Texts,
     TrainingReport,
 )
-from sebp_edge.run.assessment import Assessment
-from sebp_edge.run.probing import Probed
-from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.training.comparison import interval
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import TOLERANCE, GateResult

@@ -5,15 +5,15 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from sebp_edge.adapters.saved import SavedAdapter
-from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import Sample, Tested
 from sebp_edge.basics.units import percent
 from sebp_edge.models.catalog import ModelReference
 from sebp_edge.reading.chats import Author
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.store.training_report import Sample, Tested
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
 from sebp_edge.values.documents import LeftOut

@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sebp_edge.adapters.erasure import Receipt
-from sebp_edge.adapters.forget import Forgetting, Remaining, forget
-from sebp_edge.adapters.jobs import Job
-from sebp_edge.adapters.saved import SavedAdapter
 from sebp_edge.errors import Interrupted, JobError, OptionError, Paused
 from sebp_edge.machine import devices
 from sebp_edge.reading.folders import Folder
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
+from sebp_edge.run.forgetting import Forgetting, Remaining, forget
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.work import Work
+from sebp_edge.store.erasure import Receipt
+from sebp_edge.store.jobs import Job
+from sebp_edge.store.saved import SavedAdapter
 
 CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")

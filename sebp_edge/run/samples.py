@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
-from sebp_edge.adapters.training_report import Sample
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.lessons.prompts import EncodedPrompt, encode_prompt
@@ -16,6 +15,7 @@ from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.run.phases import NUM_BEGINNINGS, SAMPLED_TOKENS
+from sebp_edge.store.training_report import Sample
 from sebp_edge.values.documents import Completion, Content, Conversation, Document
 
 NUM_SAMPLES = 3

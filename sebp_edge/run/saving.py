@@ -10,19 +10,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sebp_edge.adapters.adapter import Adapter
-from sebp_edge.adapters.history import Entry, write_history
-from sebp_edge.adapters.known_texts import KnownTexts
-from sebp_edge.adapters.names import folder_of
-from sebp_edge.adapters.saved import JUDGED, SavedAdapter, save_to
-from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.training_report import write_report
-from sebp_edge.adapters.where import Where
 from sebp_edge.errors import SebpEdgeError, StorageError
 from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.history import Entry, write_history
+from sebp_edge.store.known_texts import KnownTexts
+from sebp_edge.store.names import folder_of
+from sebp_edge.store.saved import JUDGED, SavedAdapter, save_to
+from sebp_edge.store.training_report import write_report
+from sebp_edge.store.where import Where
 from sebp_edge.training.run import TrainingRun
 
 

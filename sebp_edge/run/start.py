@@ -5,11 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sebp_edge.adapters.adapter import Adapter
-from sebp_edge.adapters.documents import DocumentList
-from sebp_edge.adapters.history import Entry, history_of
-from sebp_edge.adapters.store import AdapterStore
-from sebp_edge.adapters.where import Where
 from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
@@ -19,6 +14,11 @@ from sebp_edge.lessons.splits import Draw
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.history import Entry, history_of
+from sebp_edge.store.version_documents import DocumentList
+from sebp_edge.store.where import Where
 
 _DAMAGED = "has damaged files"
 

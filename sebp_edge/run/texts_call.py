@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from sebp_edge.adapters.adapter import Adapter
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import plural, sizes_apart
 from sebp_edge.errors import OptionError
@@ -20,6 +18,8 @@ from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, notes_recipe, read_for
 from sebp_edge.run.job import Job
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.preparation_progress import Progress
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.

@@ -4,15 +4,15 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from sebp_edge.adapters.forget import Remaining
-from sebp_edge.adapters.verification import Verification, verify
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
 from sebp_edge.reading.folders import Folder
 from sebp_edge.run.adapting import train_again
 from sebp_edge.run.call import Call
+from sebp_edge.run.forgetting import Remaining
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place
+from sebp_edge.run.verification import Verification, verify
 from sebp_edge.run.work import Work
 
 

@@ -8,12 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 
-from sebp_edge.adapters.adapter import Adapter
-from sebp_edge.adapters.history import Entry, history_of, read_history, write_history
-from sebp_edge.adapters.jobs import Job, JobRecord, settings_of
-from sebp_edge.adapters.known_texts import KNOWN_TEXTS, KnownTexts
-from sebp_edge.adapters.saved import DOCUMENTS
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.files import expand_user, flush, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import percent, plural
@@ -32,6 +26,12 @@ from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
 from sebp_edge.run.start import latest_history, version_with_history
 from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.history import Entry, history_of, read_history, write_history
+from sebp_edge.store.jobs import Job, JobRecord, settings_of
+from sebp_edge.store.known_texts import KNOWN_TEXTS, KnownTexts
+from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.values.documents import printable
 

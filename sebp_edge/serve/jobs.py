@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from sebp_edge.adapters.lock import locked
 from sebp_edge.basics.files import parse_dataclass
 from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
+from sebp_edge.store.lock import locked
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from sebp_edge.adapters.names import is_plain
 from sebp_edge.errors import StorageError
 from sebp_edge.serve import messages
 from sebp_edge.serve.jobs import ACTIVE, ENDED
@@ -22,6 +21,7 @@ from sebp_edge.serve.messages import (
     SubscribeParams,
     parse,
 )
+from sebp_edge.store.names import is_plain
 
 
 class Method(NamedTuple):

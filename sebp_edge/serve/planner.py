@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.events import finite, silent
@@ -22,6 +21,7 @@ from sebp_edge.run.preparation import plan_for
 from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
+from sebp_edge.store.adapter_store import AdapterStore
 
 
 def main() -> None:

@@ -6,8 +6,6 @@ They run in a thread of their own, since another process may hold the store's lo
 from dataclasses import asdict
 from pathlib import Path
 
-from sebp_edge.adapters.jobs import JobRecord, settings_of
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
@@ -27,6 +25,8 @@ from sebp_edge.serve.messages import (
     TextsParams,
     VersionParams,
 )
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.jobs import JobRecord, settings_of
 
 
 def open_store(settings: InitializeParams) -> AdapterStore:

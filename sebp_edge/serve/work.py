@@ -13,8 +13,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from sebp_edge.adapters.jobs import Job
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
@@ -46,6 +44,8 @@ from sebp_edge.serve.methods import METHODS, check_paths, refuse_outside
 from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.jobs import Job
 
 # Of a job that an error ends: the first that fits.
 _REFUSED = SebpEdgeError | Refusal

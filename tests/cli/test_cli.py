@@ -15,8 +15,8 @@ import pytest
 from builders import make_llama
 from command import RECIPE, assert_one_sentence, contents, process, records, run, start, without_controls
 
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.recipe import Recipe
+from sebp_edge.store.adapter_store import AdapterStore
 
 COMMANDS = ("adapt", "plan", "analyze", "generate", "models", "recipes", "adapters", "serve", "doctor")
 RESULT_KEYS = {
@@ -42,7 +42,7 @@ from sebp_edge.cli import main
 try:
     main()
 except SystemExit as end:
-    import sebp_edge.adapters.store  # listing adapters needs none of them either
+    import sebp_edge.store.adapter_store  # listing adapters needs none of them either
     print(end.code, sorted({"torch", "transformers", "peft", "numpy", "huggingface_hub"} & set(sys.modules)))
 """
     before = os.times()

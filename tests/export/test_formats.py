@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import Personalizer
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.events import TensorWritten, silent
 from sebp_edge.export import export as main_path
@@ -28,6 +27,7 @@ from sebp_edge.models.adaptation import load
 from sebp_edge.models.catalog import resolve
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.store.record import AdapterRecord
 from sebp_edge.training.scoring import scoring
 
 RECIPE = {"name": "notes", "method": "lora"}

@@ -16,12 +16,12 @@ from load_memory import peak_of_loading
 from stored_adapter import RECORD
 
 from sebp_edge import Personalizer, Recipe
-from sebp_edge.adapters.record import RECORD as RECORD_FILE
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.export.read_back import MAX_DIFFERENCE
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model, local_tokenizer
 from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.store.record import RECORD as RECORD_FILE
+from sebp_edge.store.record import AdapterRecord
 
 FILE = os.environ.get("SEBP_EDGE_SMOLLM2")
 NOTES = [path.read_text("utf-8") for path in sorted((Path(__file__).parents[2] / "examples").rglob("*.md"))]

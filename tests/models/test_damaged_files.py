@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from formats.damage import damage
 from sebp_edge import AdapterStore, Recipe
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import attach, load
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model
+from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes, devices and signals of Linux")
 

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.cli.commands import app
 from sebp_edge.cli.console import NOT_BETTER
 from sebp_edge.errors import Interrupted, ModelError
@@ -25,6 +24,7 @@ from sebp_edge.models.sampling import Sampling
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

@@ -14,7 +14,6 @@ from known_shapes import configs
 from model_families import MODELS
 
 from sebp_edge import Personalizer
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import silent
@@ -32,6 +31,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import Job
 from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import Preparation
+from sebp_edge.store.adapter_store import AdapterStore
 
 CPU = torch.device("cpu")
 
@@ -121,7 +121,7 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
 def test_a_plan_needs_no_torch(notes_folder, tmp_path):
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests']\n"
-        "from sebp_edge.adapters.store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
+        "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
         "from sebp_edge.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
         "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import Job\n"
         "from sebp_edge.run.known_call import KnownCall; from sebp_edge.events import silent\n"

@@ -12,10 +12,10 @@ from command import run
 from paused_jobs import THIRD_STEP, at_step, bits, checkpoint_of, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore
-from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import JobError, OptionError, Paused, TextsChanged
 from sebp_edge.events import Notice, StepDone
 from sebp_edge.lessons.split_history import take_fingerprints
+from sebp_edge.store.history import read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 

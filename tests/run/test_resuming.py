@@ -13,7 +13,6 @@ from command import start
 from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, checkpoint_of, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore
-from sebp_edge.adapters.history import read_history
 from sebp_edge.errors import Interrupted, MachineError, Paused
 from sebp_edge.events import (
     AdapterSaved,
@@ -29,6 +28,7 @@ from sebp_edge.events import (
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.sparse.patches.stops import _Checked
+from sebp_edge.store.history import read_history
 from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]

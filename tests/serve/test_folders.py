@@ -10,13 +10,13 @@ from served import Server
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore, Folder
-from sebp_edge.adapters.jobs import JobRecord
-from sebp_edge.adapters.record import AdapterRecord
-from sebp_edge.adapters.where import Where
 from sebp_edge.events import TensorWritten, TextsRead
 from sebp_edge.serve.messages import Refusal, ResumeJobParams
 from sebp_edge.serve.methods import refuse_outside
 from sebp_edge.serve.work import Worker, _paths_of
+from sebp_edge.store.jobs import JobRecord
+from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.where import Where
 
 
 @pytest.fixture

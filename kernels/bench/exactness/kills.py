@@ -38,10 +38,10 @@ import psutil
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from sebp_edge.adapters.store import AdapterStore
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.serve.client import Client
+from sebp_edge.store.adapter_store import AdapterStore
 
 SOURCES = ("sebp_edge/serve", "sebp_edge/basics/children.py", "sebp_edge/basics/parents.py", __file__)
 KILLED, FEWER = ("app", "server", "worker"), ("input", "inherited", "reused")

@@ -26,7 +26,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge import Personalizer, Recipe
-from sebp_edge.adapters.record import RECORD, AdapterRecord
 from sebp_edge.events import silent
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.source import Source
@@ -34,6 +33,7 @@ from sebp_edge.models.catalog import BUNDLED_FOLDER, resolve
 from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
 from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.store.record import RECORD, AdapterRecord
 
 SOURCES = ("sebp_edge/export", "sebp_edge/models/gguf", "sebp_edge/models", __file__)
 _SECONDS_BETWEEN_SAMPLES = 0.02

@@ -28,7 +28,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from formats.export import write_adapter
 from sebp_edge import Recipe
-from sebp_edge.adapters.record import AdapterRecord
 from sebp_edge.events import silent
 from sebp_edge.export.formats import Merged
 from sebp_edge.export.mlx_lm import what_it_lacks
@@ -38,6 +37,7 @@ from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model, local_tokenizer, without_progress_bars
 from sebp_edge.reading.readers import Reading, read_texts
+from sebp_edge.store.record import AdapterRecord
 
 SOURCES = (
     "sebp_edge/export",

@@ -1,0 +1,111 @@
+"""Verifies a receipt of `forget`: no version knows the documents, and a training gives the weights once more."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from sebp_edge.errors import AdapterError
+from sebp_edge.reading.readers import Reading
+from sebp_edge.run.forgetting import Remaining, find_remaining, versions_with
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.erasure import Receipt, read_receipts
+from sebp_edge.store.record import AdapterRecord
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the newest receipt of an adapter is worth.
+
+    Attributes:
+        name: the adapter's name.
+        receipt: the file of the receipt.
+        verified: whether all that it says was found to be so.
+        version: the version that was trained again; None if the receipt names none.
+        weights: the hash of its weights in the receipt; None without a version.
+        trained_again: the hash of those of the training that was made to verify it; None if none was made.
+        explanation: what was found, in words.
+    """
+
+    name: str
+    receipt: str
+    verified: bool
+    version: int | None
+    weights: str | None
+    trained_again: str | None
+    explanation: str
+
+    def to_dict(self) -> dict:
+        """Returns it as JSON-ready values."""
+        return asdict(self)
+
+
+def verify(
+    adapter: Adapter,
+    texts: list | None,
+    read: Callable[[list], Reading],
+    train: Callable[[Remaining], str],
+    packages: dict[str, str],
+) -> Verification:
+    """Verifies the newest receipt of an adapter.
+
+    Args:
+        texts: the documents that remain; by default they are read where they were learnt.
+        train: trains on them from the base model, and returns the hash of the weights.
+        packages: the versions of the packages that compute now.
+
+    Raises:
+        AdapterError: there is no receipt that could be verified, or not what it takes.
+        TextsError: a document has changed or cannot be read.
+    """
+    receipts = read_receipts(adapter)
+    if not receipts:
+        raise AdapterError(f"The adapter {adapter.name!r} has no receipt of `sebp-edge forget` that could be verified.")
+    receipt = receipts[-1]
+    version, forgotten = receipt.replaced_by, {int(hash, 16) for hash in receipt.documents}
+
+    def found(verified: bool, explanation: str, again: str | None = None) -> Verification:
+        return Verification(adapter.name, receipt.path, verified, version, receipt.weights, again, explanation)
+
+    if knowing := versions_with(adapter, forgotten):
+        return found(False, f"Version {knowing[-1]} of {adapter.name!r} knows what was forgotten; it was learnt again.")
+    if version is None:
+        return found(
+            True, f"No version of {adapter.name!r} knows what was forgotten, and none was trained in its place."
+        )
+    _require(adapter, receipt)
+    saved = adapter.open(version)
+    if saved.weights_hash() != receipt.weights:
+        return found(False, f"The weights of version {version} of {adapter.name!r} are not those of the receipt.")
+    again = train(find_remaining(adapter, version, texts, read))
+    if again == receipt.weights:
+        return found(
+            True,
+            f"No version of {adapter.name!r} knows what was forgotten, and version {version} is, bit for bit, what a "
+            f"training on its {saved.record.documents:,} documents gives.",
+            again,
+        )
+    return found(
+        False,
+        f"A training on the documents of version {version} gives other weights{_others(saved.record, packages)}.",
+        again,
+    )
+
+
+def _require(adapter: Adapter, receipt: Receipt) -> None:
+    version = receipt.replaced_by
+    if receipt.weights is None:
+        raise AdapterError(
+            f"The receipt {receipt.path!r} has no hash of weights: version {version} was trained on a GPU, where "
+            "trainings differ by rounding, or by an older sebp-edge."
+        )
+    if version not in adapter.versions():
+        raise AdapterError(
+            f"Version {version} of the adapter {adapter.name!r}, which was trained without the documents, was removed; "
+            "so there is nothing to compare."
+        )
+
+
+def _others(record: AdapterRecord, packages: dict[str, str]) -> str:
+    """Returns which packages are others than those of the training, as the end of a sentence."""
+    before = record.packages or {}
+    changed = [f"{name} {before.get(name)}, now {now}" for name, now in packages.items() if before.get(name) != now]
+    return f", but it was made with {'; '.join(changed)}" if changed else ""

@@ -1,0 +1,141 @@
+"""The file documents.json of a version: its documents and how they were split, without their texts; imports no numpy.
+
+It has one object for each document, with the attributes of `KnownDocument`. The salt of the hashes is that of all
+versions of an adapter.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sebp_edge.basics.files import read_json
+from sebp_edge.errors import AdapterError
+from sebp_edge.store import packed_documents
+from sebp_edge.store.salt import salt_of
+from sebp_edge.store.saved import DOCUMENTS
+from sebp_edge.values.remembered import NUM_FOLDS, ROLES, SKETCH_SIZE, SPLITS
+
+_FORMAT = 3
+# The size limit of the file, in bytes; a long document takes 900.
+_MAX_BYTES = 2**29
+_HASH = re.compile("[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownDocument:
+    """A document of a version, without its text.
+
+    Attributes:
+        hash: a salted hash of its text, as 16 hexadecimal digits.
+        name: its name: the path of its file in the given folder, or what the app calls it; None if it has none.
+        number: its number in the order in which the texts were given, from 1; None in versions saved before.
+        tokens: how many tokens its examples have; None in versions saved before.
+        split: how the version used it: "train", "validation", "test", or "fold 1" and so on, which tested it; None if
+            only earlier versions know it.
+        absent: whether it was gone from the texts; the version knows it from the version that it learnt on from.
+        drawn_split, drawn_fold: the split, and the fold that tests it, which later versions keep; None if not drawn.
+        num_shingles, sketch: the number of its shingles, and the smallest of them.
+    """
+
+    hash: str
+    name: str | None
+    number: int | None
+    tokens: int | None
+    split: str | None
+    absent: bool
+    drawn_split: str | None = field(repr=False)
+    drawn_fold: int | None = field(repr=False)
+    num_shingles: int = field(repr=False)
+    sketch: tuple[int, ...] = field(repr=False)
+
+    @property
+    def key(self) -> int:
+        """Its hash as a number: the key of its fingerprint."""
+        return int(self.hash, 16)
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: its name, else its number."""
+        return self.name or str(self.number or "")
+
+    def to_dict(self) -> dict:
+        """Returns it as JSON-ready values, without what later versions need of it."""
+        names = ("name", "number", "hash", "tokens", "split", "absent")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class DocumentList:
+    """The documents of a version, and of earlier ones whose splits later ones keep; and the salt of their hashes."""
+
+    documents: tuple[KnownDocument, ...]
+    salt: bytes
+
+    @property
+    def own(self) -> tuple[KnownDocument, ...]:
+        """The version's documents, in the order in which they were given; those that were gone are the last."""
+        own = (document for document in self.documents if document.split is not None)
+        return tuple(sorted(own, key=lambda document: (document.absent, document.number or 0)))
+
+    def without_names(self) -> "DocumentList":
+        """Returns the list without the names of the documents."""
+        return DocumentList(tuple(replace(document, name=None) for document in self.documents), self.salt)
+
+    def without_earlier(self, keys: Collection[int]) -> "DocumentList":
+        """Returns the list without documents that only earlier versions know, by their keys."""
+        kept = (document for document in self.documents if document.split is not None or document.key not in keys)
+        return DocumentList(tuple(kept), self.salt)
+
+    def to_text(self) -> str:
+        """Returns the content of the file, with one line for each document."""
+        documents = ",\n".join(json.dumps(vars(document)) for document in self.documents)
+        return f'{{"format": {_FORMAT}, "salt": "{self.salt.hex()}", "documents": [\n{documents}\n]}}\n'
+
+    @classmethod
+    def read(cls, folder: Path, store_salt: bytes = b"") -> "DocumentList | None":
+        """Reads the file from a version's folder; returns None if the version has none, as those of 0.1.0."""
+        path = folder / DOCUMENTS
+        try:
+            values = read_json(path, _MAX_BYTES)
+            if type(values["format"]) is int and values["format"] > _FORMAT:
+                raise AdapterError(
+                    f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads up "
+                    f"to format {_FORMAT}. Upgrade sebp-edge."
+                )
+            if values["format"] in packed_documents.FORMATS:
+                values = packed_documents.unpack(values, store_salt)
+            elif values["format"] != _FORMAT:
+                raise ValueError("format")
+            return cls(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+            raise AdapterError(
+                f"{str(path)!r} cannot be read{reason}, so it is not known which documents this version of the adapter "
+                "was tested on; restore the file, or remove the version."
+            ) from error
+
+
+def _document(values: dict) -> KnownDocument:
+    """Returns a document of the file; raises a LookupError, TypeError or ValueError if a value is invalid."""
+    document = KnownDocument(**values | {"sketch": tuple(values["sketch"])})
+    if not (
+        _HASH.fullmatch(document.hash)
+        and isinstance(document.name, str | None)
+        and all(map(_is_count, (document.number or 0, document.tokens or 0, document.num_shingles)))
+        and document.split in (None, *ROLES)
+        and type(document.absent) is bool
+        and document.drawn_split in (None, *SPLITS)
+        and document.drawn_fold in (None, *range(NUM_FOLDS))
+        and len(document.sketch) == min(document.num_shingles, SKETCH_SIZE)
+        and all(map(_is_count, document.sketch))
+    ):
+        raise ValueError("documents")
+    return document
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and 0 <= value < 2**32

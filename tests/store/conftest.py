@@ -1,0 +1,17 @@
+"""A store and a record."""
+
+import pytest
+from stored_adapter import RECORD
+
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.record import AdapterRecord
+
+
+@pytest.fixture
+def store(tmp_path):
+    return AdapterStore(tmp_path / "data")
+
+
+@pytest.fixture
+def record():
+    return AdapterRecord(**RECORD)

@@ -1,0 +1,146 @@
+"""An adapter's versions: their numbers, which one is active, and what is in them."""
+
+import dataclasses
+
+import pytest
+from stored_adapter import FakeAdaptation, visible
+
+from sebp_edge.errors import AdapterError
+from sebp_edge.lessons.split_history import SplitHistory
+from sebp_edge.store.history import write_history
+from sebp_edge.values.probe_figures import ProbeFigures
+
+
+def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, record):
+    saved = [store.adapter("mine").save(FakeAdaptation(), record, activate=number != 2) for number in range(3)]
+    assert [each.version for each in saved] == store.adapter("mine").versions() == [1, 2, 3]
+    assert store.adapter("mine").active() == 2
+    assert store.adapter("mine").open() == dataclasses.replace(saved[1], active=True)
+    assert store.adapter("mine").open(3) == saved[2]
+    assert not store.adapter("mine").open(1).active
+    assert store.names() == ["mine"]
+    assert saved[0].path == store.folder / "mine" / "1"
+
+
+def test_no_version_is_active_until_one_is_activated(store, record):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=False)
+    assert store.adapter("mine").active() is None
+    with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[1\]"):
+        store.adapter("mine").open()
+
+
+def test_a_new_version_has_the_highest_number_even_after_a_removal(store, record):
+    for _ in range(3):
+        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    store.adapter("mine").remove(2)
+    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 4
+
+
+def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store, record):
+    for _ in range(3):
+        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    store.adapter("mine").remove(1)
+    assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([2, 3], 3)
+    assert store.adapter("mine").remove(3) == 2
+    assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([2], 2)
+    assert store.adapter("mine").remove(2) is None
+    assert store.names() == visible(store) == []
+    store.adapter("other").save(FakeAdaptation(), record, activate=True)
+    store.adapter("other").save(FakeAdaptation(), record, activate=True)
+    store.adapter("other").remove()
+    assert visible(store) == []
+
+
+def test_a_version_is_activated_only_after_the_one_that_it_was_compared_with(store, record):
+    first, second, third = (store.adapter("mine").save(FakeAdaptation(), record, activate=False) for _ in range(3))
+    assert store.adapter(first.name).activate_after(first.version, None) == (dataclasses.replace(first, active=True), 1)
+    # Nothing was active when these were made; the second one saw the first one become active.
+    assert store.adapter(third.name).activate_after(third.version, None) == (third, 1)
+    assert store.adapter(second.name).activate_after(second.version, 1) == (dataclasses.replace(second, active=True), 2)
+    assert store.adapter(third.name).activate_after(third.version, 1) == (third, 2)
+    assert store.adapter("mine").active() == 2
+    # With nothing active, there is nothing to compare with.
+    for version in (1, 2):
+        store.adapter("mine").remove(version)
+    assert store.adapter(third.name).activate_after(third.version, 1)[0].active
+
+
+def test_the_two_newest_versions_are_compared_by_default(store, record):
+    for number in range(1, 4):
+        saved = store.adapter("mine").save(FakeAdaptation(), record, activate=number == 1)
+        write_history(saved.path, SplitHistory(salt=b"salt"), {})
+    store.adapter("mine").remove(2)
+    for found in (store.adapter("mine").diff(), store.adapter("mine").diff(new=3), store.adapter("mine").diff(1)):
+        assert (found.old, found.new) == (1, 3)
+    store.adapter("mine").remove(3)
+    with pytest.raises(AdapterError, match=r"'mine' has no version before version 1 to compare it with; it has \[1\]"):
+        store.adapter("mine").diff()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"'])
+def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    damaged = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    (damaged.path / "sebp_edge.json").write_text(content)
+    with pytest.raises(AdapterError, match="cannot be read"):
+        store.adapter("mine").open()
+    assert store.adapter("mine").open(1).version == 1
+    store.adapter("mine").remove(2)
+    assert store.adapter("mine").versions() == [1]
+
+
+def test_unknown_keys_of_a_record_are_ignored(store, record):
+    saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    text = (saved.path / "sebp_edge.json").read_text()
+    (saved.path / "sebp_edge.json").write_text(text.replace("{", '{"what_is_this": 1,', 1))
+    assert store.adapter("mine").open().record == record
+
+
+def test_a_record_can_name_a_model_folder_that_is_not_utf8(store, record):
+    odd = dataclasses.replace(record, base_model="caf\udce9")
+    assert (
+        store.adapter("mine").save(FakeAdaptation(), odd, activate=True).record
+        == store.adapter("mine").open().record
+        == odd
+    )
+
+
+def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store, record):
+    saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    assert saved.judged_states() == [saved.path]
+    folder = saved.path / "judged"
+    for number in range(1, 4):
+        (folder / str(number)).mkdir(parents=True)
+    (folder / "x").mkdir()
+    assert saved.judged_states() == [folder / "1", folder / "2", folder / "3"]
+    (folder / "1").rmdir()
+    with pytest.raises(AdapterError, match=r"A judged state is missing in '.*judged', which has \[2, 3\]"):
+        saved.judged_states()
+
+
+def test_the_readme_names_the_base_model_and_the_losses(store, record):
+    text = (store.adapter("mine").save(FakeAdaptation(), record, activate=True).path / "README.md").read_text()
+    assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
+    assert "\nTest loss in nats per token: 3.500 before, 3.100 after.\n" in text
+    refit = dataclasses.replace(record, trained_on_all=True, general_loss_before=4.0, general_loss_after=4.125)
+    text = (store.adapter("mine").save(FakeAdaptation(), refit, activate=True).path / "README.md").read_text()
+    assert (
+        "3.100 after, in the judged state; then it was trained on all documents, which was not judged by itself" in text
+    )
+    assert "Loss on general text in nats per token: 4.000 before, 4.125 after.\n" in text
+    assert "could before" not in text
+    probed = dataclasses.replace(record, language=ProbeFigures(40, 39, 38, 2))
+    saved = store.adapter("mine").save(FakeAdaptation(), probed, activate=True)
+    assert "What the model could before: language 38 of 40, 39 before.\n" in (saved.path / "README.md").read_text()
+    assert saved.record.language == probed.language and saved.record.facts is None
+    full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
+    text = (store.adapter("mine").save(FakeAdaptation(), full, activate=True).path / "README.md").read_text()
+    assert "library_name: transformers" in text
+    assert "loss" not in text
+
+
+def test_a_number_that_is_taken_by_a_file_is_skipped(store, record):
+    taken = store.adapter("mine").save(FakeAdaptation(b"theirs"), record, activate=True)
+    (store.folder / "mine" / "2").write_text("a file of another program")
+    assert store.adapter("mine").save(FakeAdaptation(b"ours"), record, activate=True).version == 3
+    assert (taken.path / "adapter_model.safetensors").read_bytes() == b"theirs"

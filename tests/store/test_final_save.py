@@ -1,0 +1,246 @@
+"""The end of an adaptation: signals, full disks and conflicting folders while the adapter is saved."""
+
+import json
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from command import halted_before_it_saves, process, records, run
+
+from sebp_edge import AdapterStore
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
+from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
+from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.store.record import AdapterRecord
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
+
+
+@pytest.fixture
+def make(make, recipe):
+    """A function that makes a Personalizer whose adapters are kept."""
+    return partial(make, recipe=str(recipe))
+
+
+@pytest.fixture
+def store(own_data_folder):
+    return AdapterStore()
+
+
+def after_training(do):
+    """A sink that calls `do` between the last training and the assessment."""
+
+    def sink(event):
+        if isinstance(event, Evaluated) and event.phase == "all documents":
+            do()
+
+    return sink
+
+
+@pytest.mark.slow
+def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
+    with halted_before_it_saves(*adapt, "--json") as one:
+        one.send_signal(signal.SIGTERM)
+        one.send_signal(signal.SIGCONT)
+        output, errors = one.communicate(timeout=200)
+    assert one.returncode == 130
+    assert errors == (
+        "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
+    )
+    lines = [line for line in records(output) if line["event"] != "progress"]
+    assert (lines[-2]["event"], lines[-2]["version"], lines[-2]["active"]) == ("saved", 1, True)
+    assert lines[-1]["error"] == "Interrupted"
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], 1)
+    assert {path.name for path in (store.folder / "default").iterdir()} == {"1", "active", "where.json"}
+    assert run("generate", "the ferry", "--model", adapt[3], "--name", "default").exit_code == 0
+
+
+@pytest.mark.slow
+def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store):
+    """Ctrl-C three times, while the best state of an interrupted training is being saved."""
+    arguments = [*adapt, "--epochs", 900]
+    with process(*arguments, "--json") as one:
+        for line in one.stdout:
+            if json.loads(line).get("epoch", 0) >= 2:
+                break
+        for _ in range(3):
+            one.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        _, errors = one.communicate(timeout=200)
+    assert one.returncode == 130
+    (job,) = store.jobs.list()
+    assert errors == (
+        "sebp-edge: Interrupted. The best state so far is saved as version 1 of the adapter 'default'; "
+        "it is not active. To activate it: sebp-edge adapters activate default 1; to go on with the training: "
+        f"sebp-edge adapt --resume={job.id}\n"
+    )
+    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
+    """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
+
+    def interrupt(event):
+        if isinstance(event, AdapterSaved):
+            raise KeyboardInterrupt
+
+    personalizer = make(on_event=interrupt)
+    with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
+        personalizer.adapt(notes_folder)
+    assert personalizer.store.adapter("default").active() == 1
+
+
+@pytest.mark.slow
+def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
+    """A timer sends signals to this process at different times after the training."""
+    begins = []
+    make(on_event=after_training(lambda: begins.append(time.perf_counter()))).adapt(notes_folder)
+    duration = time.perf_counter() - begins[0]
+    for attempt in range(1, 4):
+
+        def begin_timer(delay=duration * attempt / 4):
+            signal.setitimer(signal.ITIMER_REAL, delay)
+
+        before, personalizer = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT)), None
+        previous_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            personalizer = make(on_event=after_training(begin_timer))
+            result = personalizer.adapt(notes_folder, fresh=True)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert result.version == attempt + 1
+        except Interrupted as stop:
+            assert f"version {attempt + 1} of the adapter 'default'" in str(stop)
+            assert ("is saved and active" in str(stop)) == (
+                personalizer.store.adapter("default").active() == attempt + 1
+            )
+        except KeyboardInterrupt:
+            pass  # the signal came after `adapt`
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            signal.signal(signal.SIGINT, previous_handler)
+        assert personalizer.store.adapter("default").versions() == list(range(1, attempt + 2))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
+    received = []
+    before = signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        own = signal.getsignal(number)
+        with Interruptions() as interruptions:
+            signal.raise_signal(number)
+            assert received == [number]  # handled at once, since nothing is interrupted yet
+            interruptions.defer()
+            signal.raise_signal(number)
+            assert received == [number]
+            interruptions.deliver()
+            interruptions.deliver()
+            assert received == [number] * 2
+            signal.raise_signal(number)
+            assert received == [number] * 2
+        assert received == [number] * 3
+        assert signal.getsignal(number) is own
+    finally:
+        signal.signal(number, before)
+
+
+# ------------------------------------------------------------------------------------------------------ failing saves
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_an_out_folder_created_meanwhile_loses_no_adapter(make, notes_folder, tmp_path):
+    out = tmp_path / "out"
+    personalizer = make(on_event=after_training(out.mkdir))
+    with pytest.raises(
+        StorageError,
+        match=r"'.*out' already exists; nothing was overwritten\. Instead, "
+        r"version 1 of the adapter 'default' is saved but not active\.$",
+    ):
+        personalizer.adapt(notes_folder, out=out)
+    assert list(out.iterdir()) == []
+    assert (personalizer.store.adapter("default").versions(), personalizer.store.adapter("default").active()) == (
+        [1],
+        None,
+    )
+    assert personalizer.load_adapter("default", 1).heldout_loss_after is not None
+
+
+def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, tmp_path):
+    (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    events = []
+    with pytest.raises(SebpEdgeError, match="already exists"):
+        make(on_event=events.append).adapt(notes_folder, out=tmp_path / "out")
+    assert events == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder, monkeypatch):
+    """Its folder is removed while the new version is written."""
+    personalizer, save = make(), LoraAdapter.save
+    after_learning(personalizer.store)
+
+    def save_and_remove(adapter, *given):
+        save(adapter, *given)
+        if "default" in personalizer.store.names():
+            personalizer.store.adapter("default").remove()
+
+    monkeypatch.setattr(LoraAdapter, "save", save_and_remove)
+    assert personalizer.adapt(notes_folder, fresh=True).passed
+    assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
+
+
+@pytest.fixture
+def small_disk(mount_disk):
+    return mount_disk("4m")
+
+
+def fill(disk):
+    with pytest.raises(OSError, match="No space left"), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, small_disk):
+    (small_disk / "filler").write_bytes(b"x" * 3_000_000)
+    events = []
+    personalizer = make(store=AdapterStore(small_disk), on_event=events.append)
+    with pytest.raises(
+        StorageError, match=r"The adapter needs 2 MB, but only 1 MB are free in .*; free space or choose"
+    ):
+        personalizer.adapt(notes_folder)
+    assert not any(isinstance(event, TrainingStarted) for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_a_disk_that_fills_up_meanwhile_loses_no_adapter(make, notes_folder, small_disk, temporary_folder):
+    personalizer = make(store=AdapterStore(small_disk), on_event=after_training(lambda: fill(small_disk)))
+    with pytest.raises(
+        StorageError, match=r"No space left on device; .* Instead, the adapter is saved in '(.*)'; move"
+    ):
+        personalizer.adapt(notes_folder)
+    (folder,) = temporary_folder.iterdir()
+    assert AdapterRecord.read(folder).heldout_loss_after is not None
+    make().load_adapter(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
+    """A folder is where the file with the active version's number should be."""
+    personalizer = make()
+    blocked = personalizer.store.folder / "default" / "active"
+    personalizer.on_event = after_training(lambda: (blocked / "x").mkdir(parents=True))
+    with pytest.raises(StorageError, match=r"^Version 1 of the adapter 'default' was saved but not activated: "):
+        personalizer.adapt(notes_folder)
+    assert personalizer.store.adapter("default").versions() == [1]
+    assert Path(personalizer.store.adapter("default").open(1).path).is_dir()

@@ -1,0 +1,167 @@
+"""The adapters in a folder: how they are named and found, the salt of their hashes, and who can read them."""
+
+import errno
+import os
+import re
+import stat
+
+import pytest
+from stored_adapter import FakeAdaptation, process, visible
+
+from sebp_edge.errors import AdapterError, StorageError
+from sebp_edge.store import salt as salt_module
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.names import check_name, folder_of, name_of
+from sebp_edge.store.saved import save_to
+
+
+def test_a_missing_adapter_or_version_is_named_with_the_known_ones(store, record):
+    with pytest.raises(AdapterError, match="There is no adapter 'mine'; the store is empty"):
+        store.adapter("mine").open()
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    with pytest.raises(AdapterError, match=r"There is no adapter 'mien'; did you mean 'mine'\?"):
+        store.adapter("mien").open()
+    adapter = store.adapter("mine")
+    for missing in (adapter.open, adapter.remove, adapter.activate):
+        with pytest.raises(AdapterError, match=r"'mine' has no version 7; it has \[1\]"):
+            missing(7)
+
+
+def test_an_adapter_is_found_by_name_or_by_folder(store, record, tmp_path, monkeypatch):
+    saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    out = save_to(FakeAdaptation(), record, tmp_path / "elsewhere")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert store.find("mine") == store.find("mine", 1) == saved
+    assert store.find(out.path) == store.find(str(out.path)) == store.find("~/elsewhere") == out
+    for missing in ("~nobody-of-that-name/x", str(tmp_path / "no"), "x/" * 3000, tmp_path / "no"):
+        with pytest.raises(AdapterError, match="There is no adapter folder"):
+            store.find(missing)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AdapterError, match="is not an adapter of sebp-edge"):
+        store.find(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["a", "default", "My-notes_2.1", "x" * 64, "2024", "console", "common.v2"])
+def test_a_plain_name_is_the_name_of_its_folder(name):
+    assert check_name(name) == folder_of(name) == name_of(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["my notes", "日記", "日" * 26, "Anna's: 50% & more?", "é", "a..b", "x.", "a%20b", "CON", "nul", "com1.old"]
+)
+def test_any_other_name_has_a_folder_that_every_system_allows(store, record, name):
+    folder = folder_of(name)
+    assert re.fullmatch("[A-Za-z0-9_%-]{1,234}", folder)
+    assert not re.match("(con|nul|com1)([.]|$)", folder, re.IGNORECASE)
+    assert name_of(folder) == name
+    saved = store.adapter(name).save(FakeAdaptation(), record, activate=True)
+    assert store.names() == [name]
+    assert store.find(name) == saved
+    assert saved.path == store.folder / folder / "1"
+    store.adapter(name).remove()
+    assert visible(store) == []
+
+
+def test_a_name_is_the_same_however_its_accents_were_typed(store, record):
+    store.adapter("cafe\u0301").save(FakeAdaptation(), record, activate=True)
+    assert store.names() == ["caf\u00e9"]
+    assert store.adapter("cafe\u0301").open().version == store.adapter("caf\u00e9").open().version == 1
+
+
+@pytest.mark.parametrize("folder", ["%41", "a%20", "a b", "..", "%zz", "%E6", "%2E%2E", "a%2Fb", "x.", "CON", ".salt"])
+def test_a_folder_that_the_store_did_not_name_is_no_adapter(store, folder):
+    assert name_of(folder) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            "a\\b",
+            "/etc",
+            ".hidden",
+            "-x",
+            "~x",
+            "x" * 65,
+            "日" * 27,
+            " a",
+            "a ",
+            "a\n",
+            "a\0",
+            "a\x1b[0m",
+            "a\ud800",
+        ),
+    ],
+)
+def test_invalid_names_are_refused(store, record, name):
+    for use in (check_name, store.adapter, lambda name: store.check_writable(name, None)):
+        with pytest.raises(AdapterError, match="Invalid adapter name"):
+            use(name)
+    assert not store.folder.exists()
+
+
+def test_the_salt_is_made_once_and_only_its_owner_can_read_it(store):
+    salt = store.salt()
+    assert len(salt) == 32
+    assert store.salt() == AdapterStore(store.folder.parent).salt() == salt
+    assert stat.S_IMODE((store.folder / ".salt").stat().st_mode) == 0o600
+    assert store.names() == []
+    assert AdapterStore(store.folder.parent / "other").salt() != salt
+
+
+@pytest.mark.slow
+def test_processes_that_need_the_salt_at_the_same_time_get_the_same(tmp_path):
+    script = """
+    print("ready", flush=True)
+    while not Path(sys.argv[1], "go").exists():
+        pass
+    print(store.salt().decode())
+    """
+    two = [process(script, tmp_path) for _ in range(2)]
+    assert [one.stdout.readline() for one in two] == ["ready\n"] * 2
+    (tmp_path / "go").touch()
+    first, second = (one.communicate(timeout=60)[0].strip() for one in two)
+    assert first == second == AdapterStore(tmp_path).salt().decode()
+
+
+def test_a_salt_of_another_thread_is_not_replaced(store, monkeypatch):
+    """Both find no salt; the other one is faster."""
+    write = salt_module.write_atomically
+
+    def write_after_the_other(path, text, **options):
+        write(path, "0" * 32)
+        write(path, text, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(salt_module, "write_atomically", write_after_the_other)
+        assert store.salt() == b"0" * 32
+        # A disk without hard links.
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
+        assert AdapterStore(store.folder.parent / "other").salt() == b"0" * 32
+    assert len(AdapterStore(store.folder.parent / "third").salt()) == 32
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 32, b"0" * 100, b"\xff" * 32])
+def test_a_damaged_salt_is_refused_with_what_to_do(store, content):
+    store.salt()
+    (store.folder / ".salt").write_bytes(content)
+    with pytest.raises(StorageError, match=r"\.salt' is damaged, .* restore the file, or delete it"):
+        store.salt()
+
+
+def test_only_the_owner_can_read_it(store, record, tmp_path):
+    umask = os.umask(0)
+    try:
+        saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+        out = save_to(FakeAdaptation(), record, tmp_path / "out")
+    finally:
+        os.umask(umask)
+    for folder in (store.folder, out.path):
+        for path in (folder, *folder.rglob("*")):
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert (saved.path / "templates" / "chat.jinja").is_file()

@@ -1,0 +1,217 @@
+"""Adapters are written whole or not at all, whatever happens to the process or the disk."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from stored_adapter import FakeAdaptation, listing, process, visible
+
+from sebp_edge.errors import OptionError, StorageError
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.saved import save_to
+
+
+class Failing(FakeAdaptation):
+    """Writes some files, then fails as on a full disk."""
+
+    def save(self, folder):
+        super().save(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_check_writable_leaves_nothing_behind(store, record, tmp_path):
+    store.check_writable("mine", None)
+    assert list(store.folder.iterdir()) == []
+    store.check_writable("mine", tmp_path / "new" / "out")
+    assert list((tmp_path / "new").iterdir()) == []
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    before = listing(tmp_path)
+    store.check_writable("mine", None)
+    assert listing(tmp_path) == before
+
+
+def test_files_of_a_killed_run_block_nothing(store, record):
+    """A killed run can leave an adapter's folder with a temporary folder and no version."""
+    (store.folder / "mine" / ".saving-xyz").mkdir(parents=True)
+    store.check_writable("mine", None)
+    assert store.names() == []
+    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 1
+
+
+def test_an_existing_path_is_never_overwritten(store, record, tmp_path):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine too")
+    before = listing(tmp_path)
+    for out in (file, folder):
+        with pytest.raises(OptionError, match="already exists"):
+            store.check_writable("mine", out)
+        with pytest.raises(StorageError, match="already exists"):
+            save_to(FakeAdaptation(), record, out)
+    assert listing(tmp_path) == before
+
+
+def test_a_failed_save_changes_nothing(store, record, tmp_path):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    before = listing(tmp_path)
+    with pytest.raises(StorageError, match=r"Cannot save to '.*': No space left on device; free space"):
+        store.adapter("mine").save(Failing(), record, activate=True)
+    with pytest.raises(StorageError, match="No space left"):
+        save_to(Failing(), record, tmp_path / "out")
+    assert listing(tmp_path) == before
+    assert store.adapter("mine").versions() == [1]
+
+
+def test_a_file_instead_of_the_folder_is_one_sentence(tmp_path, record):
+    (tmp_path / "file").touch()
+    store = AdapterStore(tmp_path / "file")
+    for write in (
+        lambda: store.check_writable("a", None),
+        lambda: store.adapter("a").save(FakeAdaptation(), record, activate=True),
+    ):
+        with pytest.raises(StorageError, match="Not a directory"):
+            write()
+    assert store.names() == []
+
+
+@pytest.mark.slow
+def test_processes_that_save_at_the_same_time_get_versions_of_their_own(store):
+    script = """
+    print("ready", flush=True)
+    while not Path(sys.argv[1], "go").exists():
+        time.sleep(0.001)
+    print(*[store.adapter("mine").save(Weights(), record, activate=True).version for _ in range(5)])
+    """
+    store.folder.parent.mkdir()
+    two = [process(script, store.folder.parent) for _ in range(2)]
+    assert [one.stdout.readline() for one in two] == ["ready\n"] * 2
+    (store.folder.parent / "go").touch()
+    versions = [set(map(int, one.communicate(timeout=60)[0].split())) for one in two]
+    assert [one.returncode for one in two] == [0, 0]
+    assert versions[0] | versions[1] == set(store.adapter("mine").versions()) == set(range(1, 11))
+    assert store.adapter("mine").open().version == store.adapter("mine").active()
+    assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 11))}
+
+
+@pytest.mark.slow
+def test_threads_that_save_at_the_same_time_get_versions_of_their_own(store, record):
+    with ThreadPoolExecutor(8) as threads:
+        saved = list(
+            threads.map(lambda _: store.adapter("mine").save(FakeAdaptation(), record, activate=True), range(80))
+        )
+    assert sorted(each.version for each in saved) == store.adapter("mine").versions() == list(range(1, 81))
+    assert store.adapter("mine").active() in store.adapter("mine").versions()
+    assert {path.name for path in (store.folder / "mine").iterdir()} == {"active", *map(str, range(1, 81))}
+
+
+def test_stale_files_of_killed_processes_are_deleted(store, record):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    young = store.folder / ".saving-young"
+    left = [store.folder / ".saving-x", store.folder / ".removed-mine", store.folder / "mine" / ".removed-1"]
+    for folder in (young, *left):
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").touch()
+    left.append(store.folder / "mine" / ".active-x")
+    left[-1].touch()
+    for path in left:
+        for each in (path, *path.rglob("*")):
+            os.utime(each, (1, 1))
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    assert not any(path.exists() for path in left)
+    assert young.exists()
+    assert store.names() == ["mine"]
+    assert store.adapter("mine").versions() == [1, 2]
+
+
+def test_a_killed_process_leaves_no_partial_version(store, record):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    script = """
+    save = Weights.save
+    def killed(self, folder):
+        save(self, folder)
+        os.kill(os.getpid(), signal.SIGKILL)
+    Weights.save = killed
+    store.adapter("mine").save(Weights(), record, activate=True)
+    """
+    one = process(script, store.folder.parent)
+    one.communicate(timeout=60)
+    assert one.returncode == -signal.SIGKILL
+    assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([1], 1)
+    store.check_writable("mine", None)
+    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 2
+    (left,) = store.folder.glob(".saving-*")
+    for path in (left, *left.iterdir()):
+        os.utime(path, (1, 1))  # a recent one may belong to a running save
+    store.adapter("mine").remove()
+    assert visible(store) == []
+
+
+def test_a_disk_error_in_safetensors_is_one_sentence_and_loses_nothing(store, record):
+    """A limit on file sizes stands in for a full disk: safetensors reports it from Rust."""
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    before = listing(store.folder)
+    script = """
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    Weights.size = 1_000_000
+    try:
+        store.adapter("mine").save(Weights(), record, activate=True)
+    except StorageError as error:
+        print(error)
+    """
+    words, _ = process(script, store.folder.parent).communicate(timeout=60)
+    assert words.startswith("Cannot save to ")
+    assert "File too large; free space" in words
+    assert listing(store.folder) == before
+
+
+@pytest.fixture
+def small_disk(mount_disk):
+    return mount_disk("64k")
+
+
+def test_a_full_disk_is_one_sentence_and_can_be_cleared(small_disk, record):
+    store = AdapterStore(small_disk)
+    store.adapter("mine").save(FakeAdaptation(b"x" * 10_000), record, activate=True)
+    before = listing(small_disk)
+    with pytest.raises(StorageError, match="No space left on device"):
+        store.adapter("mine").save(FakeAdaptation(b"x" * 40_000), record, activate=True)
+    assert listing(small_disk) == before
+    (small_disk / "filler").write_bytes(b"")
+    with pytest.raises(OSError, match="No space left"):
+        (small_disk / "filler").write_bytes(b"x" * 100_000)
+    store.adapter("mine").remove()
+    assert store.names() == []
+
+
+def test_a_read_only_disk_is_one_sentence_before_any_work(small_disk, record):
+    store = AdapterStore(small_disk)
+    store.adapter("mine").save(FakeAdaptation(b""), record, activate=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for name, out in (("mine", None), ("new", None), ("mine", small_disk / "out")):
+        with pytest.raises(StorageError, match=r"Cannot save to .*: Read-only file system"):
+            store.check_writable(name, out)
+    with pytest.raises(StorageError, match=r"Cannot delete .*: Read-only file system\."):
+        store.adapter("mine").remove()
+    assert store.adapter("mine").open().version == 1
+
+
+def test_files_that_could_not_be_deleted_are_named(store, record, monkeypatch):
+    saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+
+    def refuse(folder, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(
+        StorageError, match=r"some of its files remain in '.*removed-mine': Permission denied; delete them\.$"
+    ):
+        store.adapter("mine").remove()
+    assert not saved.path.exists()
+    assert (store.folder / ".removed-mine" / "1").is_dir()
