@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from sebp_edge.memory.plan import Plan
     from sebp_edge.models.completion import Completion
     from sebp_edge.personalizer import Personalizer
-    from sebp_edge.reading.folders import Folder
     from sebp_edge.recipe import Recipe
     from sebp_edge.research.analysis.analysis import Analysis
     from sebp_edge.run.inspection import Inspection
@@ -83,6 +82,7 @@ if TYPE_CHECKING:
     from sebp_edge.store.erasure import Receipt
     from sebp_edge.store.record import AdapterRecord
     from sebp_edge.store.saved import SavedAdapter
+    from sebp_edge.values.folder import Folder
 
 
 def __getattr__(name: str):

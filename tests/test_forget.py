@@ -16,9 +16,9 @@ from stored_adapter import RECORD, FakeAdaptation, listing
 from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, TextsError
 from sebp_edge.events import silent
-from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.store.history import read_history, write_history
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.remembered import SplitHistory
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

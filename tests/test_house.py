@@ -45,28 +45,29 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_941
+MAX_LINES = 50_989
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
-    "adapters": 3_631,
-    "ask": 722,
-    "basics": 777,
+    "ask": 1_052,
+    "basics": 951,
     "basics.pages": 304,
     "cli": 2_963,
     "export": 1_990,
-    "machine": 1_026,
+    "lessons": 2_643,
+    "machine": 1_012,
     "memory": 1_659,
-    "models": 4_944,
+    "models": 4_764,
     "models.gguf": 1_168,
-    "questions": 435,
+    "reading": 6_839,
     "research": 1_771,
-    "run": 5_538,
+    "run": 6_143,
     "serve": 2_974,
-    "sparse": 1_694,
-    "sparse.patches": 2_519,
-    "sparse.rows": 786,
-    "texts": 10_754,
-    "training": 3_724,
+    "sparse": 1_695,
+    "sparse.patches": 2_520,
+    "sparse.rows": 1_219,
+    "store": 3_031,
+    "training": 3_726,
+    "values": 1_003,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -81,7 +82,7 @@ HOMES = {
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target.py"),
-    "pathspec": ("sebp_edge/reading/patterns.py", "sebp_edge/reading/folders.py"),
+    "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/patterns.py", "sebp_edge/reading/folders.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
     "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
@@ -159,7 +160,7 @@ OTHER_ERRORS = {
     "sebp_edge/models/known_models.py": "ValueError",
     "sebp_edge/models/known_tokenizer.py": "ValueError",  # as transformers' own tokenizers
     "sebp_edge/models/lora.py": "ValueError",
-    "sebp_edge/models/weights.py": "TypeError",
+    "sebp_edge/basics/weights.py": "TypeError",
     # A chat template's own errors too, and signals between the processes that render it.
     "sebp_edge/values/documents.py": "Unreadable",
     "sebp_edge/lessons/": "EOFError NotShown SecurityError TemplateError TemplateRefuses TooLong Unreadable _Exceeded",

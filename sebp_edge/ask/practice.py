@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from sebp_edge.reading.readers import Reading
 from sebp_edge.values.documents import Document
+from sebp_edge.values.reading import Reading
 
 FOLDER = Path(__file__).parent / "practice"
 

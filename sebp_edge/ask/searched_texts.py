@@ -2,9 +2,10 @@
 
 from sebp_edge.ask.index import Index
 from sebp_edge.errors import TextsError
-from sebp_edge.reading.readers import Parts, Reading, nothing_readable, read_all
+from sebp_edge.reading.readers import Parts, nothing_readable, read_all
 from sebp_edge.values.documents import Document
 from sebp_edge.values.preparation_progress import SILENT, Progress
+from sebp_edge.values.reading import Reading
 
 
 class SearchedTexts:

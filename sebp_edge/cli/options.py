@@ -29,7 +29,7 @@ def path_option(help: str, metavar: str = "FILE") -> OptionInfo:
 
 def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:
     """Returns the paths with the patterns of the files to read."""
-    from sebp_edge.reading.folders import Folder
+    from sebp_edge.values.folder import Folder
 
     return [Folder(path, tuple(include or ()), tuple(exclude or ())) for path in paths]
 

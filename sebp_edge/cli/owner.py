@@ -7,7 +7,7 @@ import typer
 from sebp_edge.basics.units import plural
 from sebp_edge.cli.console import err
 from sebp_edge.errors import OwnerUnknown
-from sebp_edge.reading.chats import OWNER
+from sebp_edge.values.chats import OWNER
 from sebp_edge.values.documents import printable
 
 # Number of people that are listed.

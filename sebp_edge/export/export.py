@@ -16,9 +16,9 @@ from sebp_edge.export.result import ExportResult, GainKept
 from sebp_edge.export.source import Source
 from sebp_edge.export.target import check_space, check_target, new_folder
 from sebp_edge.machine import devices
-from sebp_edge.models.catalog import ModelReference
-from sebp_edge.reading.readers import Reading
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.reading import Reading
 
 SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sebp_edge.ask.asking import plain_question
 from sebp_edge.basics.stopping import Check
+from sebp_edge.basics.weights import DTYPES, WeightsFile, write_tensors
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
 from sebp_edge.export.child import Predicted
@@ -41,7 +42,6 @@ from sebp_edge.lessons.conversations import plain_message
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors
 from sebp_edge.models.older_names import has_older_names
-from sebp_edge.models.weights import DTYPES, WeightsFile, write_tensors
 
 OURSELVES = "sebp-edge"
 

@@ -22,13 +22,13 @@ from sebp_edge.lessons.examples import Example, encode
 from sebp_edge.lessons.general_probe import read_probe
 from sebp_edge.models.adaptation import load
 from sebp_edge.models.architecture import longest_sequence
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import BaseModel, load_base_model
-from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.scoring import scoring
+from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.reading import Reading
 
 # Number of tokens of a text that are compared.
 NUM_TOKENS = 200

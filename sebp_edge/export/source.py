@@ -9,11 +9,11 @@ from torch import nn
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.export.weights import MergedWeights
 from sebp_edge.models import hub
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error
 from sebp_edge.recipe import Quantisation
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.model_reference import ModelReference
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from typing import NamedTuple
 from sebp_edge.lessons.boilerplate import common_lines
 from sebp_edge.lessons.concerns import find_concerns
 from sebp_edge.lessons.examples import Example, Outline, encode
-from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import MIN_CLUSTERS, Draw, Split, draw_splits
-from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.documents import LeftOut
 from sebp_edge.values.preparation_progress import SILENT, Progress
+from sebp_edge.values.reading import Reading
+from sebp_edge.values.remembered import SplitHistory
 
 _TOO_FEW = (
     f"The gate needs at least {MIN_CLUSTERS} documents that are not copies of each other to judge an adapter; give "

@@ -7,9 +7,9 @@ import random
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from sebp_edge.lessons.split_history import Fingerprint, SplitHistory, match
+from sebp_edge.lessons.split_history import Fingerprint, match
 from sebp_edge.lessons.splits import Draw
-from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, ROLES, TEST, TRAIN, VALIDATION
+from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, ROLES, TEST, TRAIN, VALIDATION, SplitHistory
 
 # Documents that are replayed for each new or changed one.
 REPLAY = 1

@@ -3,13 +3,13 @@
 Nothing here contains text: documents are recognised by salted hashes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from sebp_edge.lessons.near_duplicates import Relations, Shingler, compare
 from sebp_edge.values.preparation_progress import SILENT, Progress
-from sebp_edge.values.remembered import FOLD_ROLES, TEST, TRAIN, Remembered, Shingles
+from sebp_edge.values.remembered import FOLD_ROLES, TEST, Remembered, Shingles, SplitHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,51 +62,22 @@ class Unseen:
     num_found: int
 
 
-@dataclass(frozen=True)
-class SplitHistory:
-    """The documents of a version of an adapter, those of earlier versions that it did not have, and their salt."""
-
-    documents: tuple[Remembered, ...] = ()
-    salt: bytes = b""
-
-    @property
-    def known(self) -> tuple[Remembered, ...]:
-        """The documents that this version knows."""
-        return tuple(document for document in self.documents if document.role is not None)
-
-    def all_trained_on(self) -> "SplitHistory":
-        """Returns the history of a version that may have been trained on all its documents; their splits stay."""
-        documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
-        return SplitHistory(documents, self.salt)
-
-    def without(self, keys: Collection[int]) -> "SplitHistory":
-        """Returns the history without the documents of these keys."""
-        return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
-
-    def learnt_on_from(self, before: "SplitHistory") -> "SplitHistory":
-        """Returns the history of a version that knows all that the version `before` knew."""
-        own = {document.key for document in self.known}
-        known = [document for document in before.known if document.key not in own]
-        keys = {document.key for document in known}
-        others = [document for document in self.documents if document.role is not None or document.key not in keys]
-        return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)
-
-    def unseen(self, current: Mapping[int, Fingerprint]) -> Unseen:
-        """Returns which of the current documents this version has not seen, not even a near-duplicate of them."""
-        used = self.known
-        matches = match(list(current.values()), used)
-        states = {}
-        for number, relatives in zip(current, matches.relatives, strict=True):
-            roles = {used[relative].role for relative in relatives}
-            if not roles:
-                states[number] = None
-            elif roles == {TEST}:
-                states[number] = 0
-            elif len(roles) == 1 and roles.issubset(FOLD_ROLES):
-                states[number] = FOLD_ROLES.index(roles.pop())
-        own = ((index, document.role) for index, document in enumerate(used) if not document.absent)
-        tests = {index for index, role in own if role in (TEST, *FOLD_ROLES)}
-        return Unseen(states, len(tests), len(tests - matches.absent))
+def find_unseen(history: SplitHistory, current: Mapping[int, Fingerprint]) -> Unseen:
+    """Returns which of the current documents a version has not seen, not even a near-duplicate of them."""
+    used = history.known
+    matches = match(list(current.values()), used)
+    states = {}
+    for number, relatives in zip(current, matches.relatives, strict=True):
+        roles = {used[relative].role for relative in relatives}
+        if not roles:
+            states[number] = None
+        elif roles == {TEST}:
+            states[number] = 0
+        elif len(roles) == 1 and roles.issubset(FOLD_ROLES):
+            states[number] = FOLD_ROLES.index(roles.pop())
+    own = ((index, document.role) for index, document in enumerate(used) if not document.absent)
+    tests = {index for index, role in own if role in (TEST, *FOLD_ROLES)}
+    return Unseen(states, len(tests), len(tests - matches.absent))
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from hashlib import blake2b
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.examples import Outline
 from sebp_edge.lessons.near_duplicates import Clusters, find_clusters
-from sebp_edge.lessons.split_history import Fingerprint, Matches, SplitHistory, match
-from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, SPLITS, TEST, TRAIN, VALIDATION, Remembered
+from sebp_edge.lessons.split_history import Fingerprint, Matches, match
+from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, SPLITS, TEST, TRAIN, VALIDATION, Remembered, SplitHistory
 
 MIN_CLUSTERS = 6
 MIN_TOKENS = 300

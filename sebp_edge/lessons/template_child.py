@@ -21,8 +21,8 @@ import psutil
 
 from sebp_edge.errors import ModelError
 from sebp_edge.lessons import templates
-from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.values.documents import Message
+from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 # A rendering takes at most so many seconds, and one more for so many bytes of messages.
 SECONDS, BYTES_PER_SECOND = 2, 5_000_000

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import CannotCapture
-from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.machine.devices import without_autocast_cache
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine.host import free_host_memory, total_host_memory
 
@@ -137,10 +138,6 @@ def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * rows * columns * columns / min(times)
 
 
-# Words in torch's messages if the error has no class of its own: on the CPU, on Apple's GPU, in CUDA calls, in cuBLAS.
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-
-
 def forked_random_state(device: torch.device) -> AbstractContextManager[None]:
     """Context that restores the random states of the CPU and of `device` on exit."""
     # Without devices, torch would warn of every other GPU.
@@ -182,18 +179,6 @@ def without_autocast_cache(device: torch.device) -> Iterator[None]:
     enabled, dtype = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     with torch.autocast(device.type, dtype, enabled, cache_enabled=False):
         yield
-
-
-def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one in its chain of causes, says that memory ran out."""
-    known = set()
-    while isinstance(error, RuntimeError | MemoryError) and id(error) not in known:
-        known.add(id(error))
-        has_own_class = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if has_own_class or any(words in str(error) for words in _OUT_OF_MEMORY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def clear_frames(error: BaseException | None, handled: BaseException | None = None) -> None:

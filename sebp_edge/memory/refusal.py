@@ -7,11 +7,11 @@ from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
 from sebp_edge.memory.prediction import predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.model_shape import shape_of
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.values.model_reference import ModelReference
 
 
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:

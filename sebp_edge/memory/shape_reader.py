@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.models.architecture import blocks_of, is_linear, is_norm
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.loading import model_from_config
 from sebp_edge.models.model_shape import shape_of
 from sebp_edge.models.shape import BlockKind, DecoderShape
@@ -26,6 +25,7 @@ from sebp_edge.sparse.patches.attention import FusedAttention
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import RowPlan
+from sebp_edge.values.model_reference import ModelReference
 
 # Path prefix of an MLP that can run in chunks of rows (see `ChunkedMlps`).
 MLP = "mlp."

@@ -9,10 +9,10 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.errors import ModelError
 from sebp_edge.machine import devices
 from sebp_edge.models.architecture import ENCODERS
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.models.loading import FILES_ONLY, BaseModel, raising_model_error, read_config, without_progress_bars
 from sebp_edge.models.soundness import refuse_missing_weights, refuse_non_finite, refuse_special_files
+from sebp_edge.values.model_reference import ModelReference
 
 # The modules between the last block and the classes. What a model's files lack of them gets random weights.
 _HEAD = {"pooler", "pre_classifier", "classifier"}

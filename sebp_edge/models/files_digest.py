@@ -3,8 +3,8 @@
 from hashlib import blake2b
 from pathlib import Path
 
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.hub_cache import cached_folder
+from sebp_edge.values.model_reference import ModelReference
 
 # Parts of each weight file that are read, and their size in bytes.
 _NUM_PARTS, _PART = 64, 4096

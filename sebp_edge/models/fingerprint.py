@@ -14,9 +14,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sebp_edge.basics.files import cache_folder, read_json, write_cache
+from sebp_edge.basics.weights import first_non_finite
 from sebp_edge.errors import ModelError
 from sebp_edge.models.installed import digest_in_name
-from sebp_edge.models.weights import first_non_finite
 
 _HASHES = "gguf-hashes.json"
 _MAX_HASHES = 200

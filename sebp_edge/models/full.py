@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from sebp_edge.basics.weights import WeightsFile, raising_adapter_error
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
 from sebp_edge.models.loading import BaseModel, without_progress_bars
-from sebp_edge.models.weights import WeightsFile, raising_adapter_error
 
 # The weights of a version that was trained with `[sparsity]` in its recipe, which is not supported any more.
 PRUNED = "compressed.safetensors"

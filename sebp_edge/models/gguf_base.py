@@ -16,11 +16,11 @@ from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenize
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ModelError
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.gguf.families import config_of, read_weight, weight_names
 from sebp_edge.models.gguf.file import GgufFile
 from sebp_edge.models.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
 from sebp_edge.models.soundness import refuse_too_many_modules
+from sebp_edge.values.model_reference import ModelReference
 
 _CPU = torch.device("cpu")
 # Smaller weights do not matter for memory, in bytes.

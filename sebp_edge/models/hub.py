@@ -18,8 +18,9 @@ from huggingface_hub import (
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
-from sebp_edge.models.catalog import ModelReference, bundled_config
+from sebp_edge.models.catalog import bundled_config
 from sebp_edge.models.hub_cache import cached_folder, has_weights
+from sebp_edge.values.model_reference import ModelReference
 
 # Safetensors only: other weight formats are pickles. Subfolders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]

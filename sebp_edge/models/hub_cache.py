@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from sebp_edge.models.catalog import ModelReference
+from sebp_edge.values.model_reference import ModelReference
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 

@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 
 from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, write_cache
 from sebp_edge.basics.version import __version__
-from sebp_edge.models.catalog import BUNDLED_FOLDER, DEFAULT_MODEL, ModelReference, bundled_config
+from sebp_edge.models.catalog import DEFAULT_MODEL, bundled_config
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.models.hub_cache import cached_folder
 from sebp_edge.models.known_tokenizer import KnownTokenizer, TokenizerFacts
 from sebp_edge.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, LinearShape
+from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
 
 BUNDLED = Path(__file__).parent / "configs" / "shapes.json"
 # The largest vocabularies take 17 MB; so many models are kept.

@@ -29,7 +29,6 @@ from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
 from sebp_edge.machine.fp8 import refuse_without_fp8
 from sebp_edge.models import fp8, hub
-from sebp_edge.models.catalog import BUNDLED_FOLDER, ModelReference
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
 from sebp_edge.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
@@ -42,6 +41,7 @@ from sebp_edge.models.soundness import (
 )
 from sebp_edge.models.vocabulary import Vocabulary
 from sebp_edge.recipe import Recipe
+from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
 
 _META = torch.device("meta")
 # Never run code that comes with a model; without this, transformers prompts on the terminal.

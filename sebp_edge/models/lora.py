@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.basics.files import read_json
-from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
-from sebp_edge.machine.devices import forked_random_state
-from sebp_edge.models.fp8 import Fp8Linear
-from sebp_edge.models.gguf.quantised import quantisation_of_head
-from sebp_edge.models.libraries import quick_import_of_bitsandbytes
-from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.weights import (
+from sebp_edge.basics.weights import (
     SUFFIX_A,
     SUFFIX_B,
     has_rank,
@@ -25,6 +19,12 @@ from sebp_edge.models.weights import (
     read_weights,
     refuse_non_finite,
 )
+from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
+from sebp_edge.machine.devices import forked_random_state
+from sebp_edge.models.fp8 import Fp8Linear
+from sebp_edge.models.gguf.quantised import quantisation_of_head
+from sebp_edge.models.libraries import quick_import_of_bitsandbytes
+from sebp_edge.models.loading import BaseModel
 from sebp_edge.ops import (
     FourBits,
     Fp8Weight,

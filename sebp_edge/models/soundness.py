@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from sebp_edge.basics.units import gigabytes
+from sebp_edge.basics.weights import first_non_finite
 from sebp_edge.errors import ModelError
 from sebp_edge.models.fingerprint import non_finite_tensors
-from sebp_edge.models.weights import first_non_finite
 
 # Endings of config keys that count modules. The deepest known model has 126 layers.
 _MODULE_COUNTS = ("layer", "layers", "num_labels", "experts")

@@ -8,5 +8,4 @@ no_notes                         folders that nobody would call notes
 formats, exports, readers        files, strings, folders and records -> texts and chats -> documents
 records                          a record -> the content of a document
 edits, pictures                  replaced spans of a text; texts without data of pictures, keys and the like
-chats                            chats and mails -> whose words they are, and the owner's documents
 """

@@ -7,52 +7,12 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from sebp_edge.errors import OptionError, TextsError
+from sebp_edge.errors import TextsError
 from sebp_edge.reading.not_theirs import LICENCE, is_licence_name, reason_against_folder
-from sebp_edge.reading.patterns import (
-    IGNORE_FILES,
-    MAX_ASTERISKS,
-    IgnoreFile,
-    ignored_by,
-    is_valid_pattern,
-    read_ignore_files,
-    relative_name,
-)
+from sebp_edge.reading.patterns import IGNORE_FILES, IgnoreFile, ignored_by, read_ignore_files, relative_name
 from sebp_edge.reading.vaults import Vault, find_by_marks, find_vault, vault_around
 from sebp_edge.values.documents import Unreadable, printable
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder of texts, of which only some files are read.
-
-    Patterns have the syntax of .gitignore, such as "*.md", "drafts/" or "/2024/**".
-
-    Attributes:
-        path: the folder; a file is read whatever the patterns are.
-        include: reads only files that match one of these patterns; all files if it is empty.
-        exclude: leaves out files and folders that match one of these patterns.
-
-    Raises:
-        OptionError: a pattern is not valid.
-    """
-
-    path: str | Path
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        for name in ("include", "exclude"):
-            patterns = getattr(self, name)
-            if isinstance(patterns, str):
-                raise OptionError(f"{name} is a list of patterns, but a string was given; write [{patterns!r}].")
-            object.__setattr__(self, name, tuple(patterns))
-            for pattern in patterns:
-                if not is_valid_pattern(pattern):
-                    raise OptionError(
-                        f"{name} has {pattern!r}, which is not a valid pattern; write it as in .gitignore, with "
-                        f"{MAX_ASTERISKS} asterisks at most."
-                    )
+from sebp_edge.values.folder import Folder
 
 
 @dataclass(frozen=True)

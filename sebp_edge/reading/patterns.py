@@ -1,6 +1,5 @@
 """Patterns of files in the syntax of .gitignore: those of `Folder`, .gitignore and .sebpignore."""
 
-import re
 from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
@@ -8,26 +7,12 @@ from typing import NamedTuple
 from pathspec import GitIgnoreSpec
 
 from sebp_edge.values.documents import Unreadable
+from sebp_edge.values.folder import is_valid_pattern
 
 # In order: the later one has the last word.
 IGNORE_FILES = (".gitignore", ".sebpignore")
 # In bytes.
 MAX_IGNORE_FILE = 1_000_000
-# Patterns become regular expressions, which take a time that is exponential in this number of asterisks.
-MAX_ASTERISKS = 4
-
-
-def is_valid_pattern(pattern: str) -> bool:
-    """Returns whether a pattern can be used: it is valid, and has few asterisks."""
-    if pattern.startswith("#"):
-        return True
-    if "\0" in pattern or pattern.replace("**", "*").count("*") > MAX_ASTERISKS:
-        return False
-    try:
-        GitIgnoreSpec.from_lines([pattern])
-    except (ValueError, re.error):
-        return False
-    return True
 
 
 class IgnoreFile(NamedTuple):

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
-from sebp_edge.reading.chats import Author, Chat, Chats, Names
 from sebp_edge.reading.exports import BY_ENDING, Part, read_file
 from sebp_edge.reading.exports.archives import find_members, is_archive, read_member
-from sebp_edge.reading.folders import Folder, expand_user, find_files
+from sebp_edge.reading.folders import expand_user, find_files
 from sebp_edge.reading.formats import FORMATS, MARKDOWN, text_size
 from sebp_edge.reading.formats.records import Read, read_records
 from sebp_edge.reading.not_theirs import LICENCE, is_licence
 from sebp_edge.reading.pictures import without_data
 from sebp_edge.reading.vaults import Vault
+from sebp_edge.values.chats import Chat, Chats, Names
 from sebp_edge.values.documents import (
     Content,
     Conversation,
@@ -33,7 +33,9 @@ from sebp_edge.values.documents import (
     pieces,
     printable,
 )
+from sebp_edge.values.folder import Folder
 from sebp_edge.values.preparation_progress import SILENT, Progress
+from sebp_edge.values.reading import Reading
 
 # Peak memory per byte of text while it is read, compared and tokenised: the maximum over notes in one file and in 2,000
 # files, and records of one sentence.
@@ -45,29 +47,6 @@ MIN_SIZE, MIN_SIZE_OF_MESSAGE = 80, 25
 _MAX_ALIKE = 3
 # The maximum length of a record's name, in characters.
 _MAX_NAME = 200
-
-
-@dataclass
-class Reading:
-    """The documents that were read, in a stable order, and what was left out.
-
-    Attributes:
-        num_equal: how many documents were left out since they equal others.
-        folders: the files and folders that were given, with absolute paths.
-        exports: what chats and mails were found, such as "a WhatsApp chat with 3 people, 12,345 messages".
-        authors: whose words the chats and mails hold.
-        chats: those that are no documents yet, since it is not known who of the authors the owner is.
-        styles: as which programs' notes Markdown was read, a sentence each.
-    """
-
-    documents: list[Document] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    num_equal: int = 0
-    folders: tuple[Folder, ...] = ()
-    exports: tuple[str, ...] = ()
-    authors: tuple[Author, ...] = ()
-    chats: Chats = field(default_factory=Chats)
-    styles: tuple[str, ...] = ()
 
 
 def read_texts(texts, memory: int | None = None, progress: Progress = SILENT, me: str | Sequence[str] = ()) -> Reading:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
+from sebp_edge.lessons.split_history import find_unseen
 from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.run.copying import longest_copies
@@ -170,7 +171,7 @@ class Assessor:
                 return None
             if history is None:
                 return "it was saved before sebp-edge recorded which documents are for test"
-            unseen = history.unseen(self._run.task.dataset.draw.fingerprints)
+            unseen = find_unseen(history, self._run.task.dataset.draw.fingerprints)
             if not unseen.num_tests:
                 return "it was not judged itself"
             if saved.record.trained_on_all and states == [saved.path]:

@@ -20,7 +20,6 @@ from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.this_machine import target_of
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.models.loading import BaseModel, local_tokenizer
 from sebp_edge.models.lora import read_factors
@@ -31,6 +30,7 @@ from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.values.model_reference import ModelReference
 
 
 @dataclass(frozen=True)

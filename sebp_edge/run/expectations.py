@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from sebp_edge.lessons.conversations import is_of_people
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import mostly
 from sebp_edge.values.documents import Completion, Content, Conversation
+from sebp_edge.values.model_reference import ModelReference
 
 # Below these numbers of parameters.
 SMALL, MEDIUM = 500_000_000, 2_000_000_000

@@ -5,13 +5,14 @@ from statistics import median
 
 from sebp_edge.ask.practice import practice_reading
 from sebp_edge.errors import AdapterError, TextsError
-from sebp_edge.models.catalog import ModelReference
-from sebp_edge.reading.readers import Reading, read_texts
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import FittingRecipe, Recipe
 from sebp_edge.run.texts_comparison import made_for_others
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.values.documents import Completion, Content, Conversation
+from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.preparation_progress import SILENT, Progress
+from sebp_edge.values.reading import Reading
 
 
 def read_for(

@@ -12,8 +12,6 @@ from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.hub_cache import has_own_tokenizer
-from sebp_edge.reading.chats import Author
-from sebp_edge.reading.readers import Reading
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.phases import phases_of_inspection
@@ -21,7 +19,9 @@ from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.values.chats import Author
 from sebp_edge.values.documents import Content, LeftOut
+from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import FOLD_ROLES, SPLITS, TRAIN
 
 NUM_EXAMPLES = 2

@@ -9,13 +9,13 @@ from pathlib import Path
 from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
-from sebp_edge.models.catalog import ModelReference
-from sebp_edge.reading.folders import Folder
 from sebp_edge.recipe import Recipe
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.names import check_name
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.values.folder import Folder
+from sebp_edge.values.model_reference import ModelReference
 
 # Texts are other ones if less than one of so many is known.
 _FEW = 10

@@ -13,7 +13,7 @@ from sebp_edge.lessons.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.general_probe import encode_probe
 from sebp_edge.lessons.learnable import refuse_unlearnable
-from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import fill_free_memory, make_plan
@@ -21,7 +21,6 @@ from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.plan import Plan
 from sebp_edge.memory.target import Target
 from sebp_edge.models.libraries import quiet_libraries
-from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.start import Beginning, Start, latest_history
 from sebp_edge.run.texts_call import TextsCall
@@ -29,7 +28,8 @@ from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
 from sebp_edge.sparse.rows.schedule import Schedule, make_schedules
 from sebp_edge.store.adapter import Adapter
-from sebp_edge.values.remembered import TEST
+from sebp_edge.values.reading import Reading
+from sebp_edge.values.remembered import TEST, SplitHistory
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
 TESTED_IN_TURN = f"has learnt from each of its documents, and from {FOLDS_BELOW} on some are kept for tests alone"

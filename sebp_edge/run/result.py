@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from sebp_edge.basics.units import percent
-from sebp_edge.models.catalog import ModelReference
-from sebp_edge.reading.chats import Author
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
@@ -16,7 +14,9 @@ from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.training_report import Sample, Tested
 from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
 from sebp_edge.training.quiz import QuizFigures
+from sebp_edge.values.chats import Author
 from sebp_edge.values.documents import LeftOut
+from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.probe_figures import ProbeFigures, describe
 from sebp_edge.values.word_figures import WordFigures
 

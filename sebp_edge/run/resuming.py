@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from sebp_edge.errors import Interrupted, JobError, OptionError, Paused
 from sebp_edge.machine import devices
-from sebp_edge.reading.folders import Folder
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
 from sebp_edge.run.forgetting import Forgetting, Remaining, forget
@@ -19,6 +18,7 @@ from sebp_edge.run.work import Work
 from sebp_edge.store.erasure import Receipt
 from sebp_edge.store.jobs import Job
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.values.folder import Folder
 
 CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")

@@ -11,7 +11,6 @@ from pathlib import Path
 from torch import Tensor
 
 from sebp_edge.errors import SebpEdgeError, StorageError
-from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.version_texts import VersionTexts
@@ -24,6 +23,7 @@ from sebp_edge.store.saved import JUDGED, SavedAdapter, save_to
 from sebp_edge.store.training_report import write_report
 from sebp_edge.store.where import Where
 from sebp_edge.training.run import TrainingRun
+from sebp_edge.values.remembered import SplitHistory
 
 
 @dataclass(frozen=True)

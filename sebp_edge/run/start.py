@@ -9,7 +9,6 @@ from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
 from sebp_edge.lessons.lesson_plans import Lessons, plan_lessons
-from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.lessons.splits import Draw
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
@@ -19,6 +18,7 @@ from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of
 from sebp_edge.store.version_documents import DocumentList
 from sebp_edge.store.where import Where
+from sebp_edge.values.remembered import SplitHistory
 
 _DAMAGED = "has damaged files"
 

@@ -12,15 +12,15 @@ from sebp_edge.events import Event, Notice
 from sebp_edge.machine.host import resident
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.target import Target
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.shape import DecoderShape
-from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, notes_recipe, read_for
 from sebp_edge.run.job import Job
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.preparation_progress import Progress
+from sebp_edge.values.reading import Reading
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000

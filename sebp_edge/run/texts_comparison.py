@@ -7,9 +7,7 @@ from functools import cached_property
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.models.files_digest import files_digest
-from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.name_in_use import find_name_in_use, other_texts
 from sebp_edge.store.adapter import Adapter
@@ -17,6 +15,8 @@ from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.reading import Reading
 
 # Values of a recipe that decide what a version's weights are for: with others, no training can learn on from it.
 _OF_THE_WEIGHTS = {"load_in_4bit", "load_in_fp8", "r", "lora_alpha", "chat_template", "merge_for", "questions"}

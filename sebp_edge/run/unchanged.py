@@ -4,13 +4,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sebp_edge.basics.units import plural
-from sebp_edge.models.catalog import ModelReference
-from sebp_edge.reading.readers import Reading
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.where import Where
+from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.reading import Reading
 
 
 @dataclass(frozen=True)

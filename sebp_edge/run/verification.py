@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from sebp_edge.errors import AdapterError
-from sebp_edge.reading.readers import Reading
 from sebp_edge.run.forgetting import Remaining, find_remaining, versions_with
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, read_receipts
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.reading import Reading
 
 
 @dataclass(frozen=True)

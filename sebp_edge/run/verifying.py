@@ -6,7 +6,6 @@ from pathlib import Path
 
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices
-from sebp_edge.reading.folders import Folder
 from sebp_edge.run.adapting import train_again
 from sebp_edge.run.call import Call
 from sebp_edge.run.forgetting import Remaining
@@ -14,6 +13,7 @@ from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place
 from sebp_edge.run.verification import Verification, verify
 from sebp_edge.run.work import Work
+from sebp_edge.values.folder import Folder
 
 
 def run_verify(call: Call, place: Place, texts) -> Verification:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.machine.devices import ran_out_of_memory
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.sparse.patches.agreement import (
     FAILURES,
     evaluating,

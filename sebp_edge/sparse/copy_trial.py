@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import SparsityError
-from sebp_edge.machine.devices import limited_threads, ran_out_of_memory
+from sebp_edge.machine.devices import limited_threads
 from sebp_edge.models.small_copy import LONGEST, VOCABULARY, small_copy
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import FAILURES, gradients_agree

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
-from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.sparse.copy_trial import Code, copy_mismatch, padded_losses
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.patches.agreement import (

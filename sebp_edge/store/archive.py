@@ -167,7 +167,7 @@ def read_record(folder: Path, path: Path) -> AdapterRecord:
 
 def refuse_strange_weights(folder: Path, path: Path) -> None:
     """Refuses weights in the unpacked folder of the archive `path`: see `refuse_strangers`."""
-    from sebp_edge.models.weights import refuse_strangers  # which has torch
+    from sebp_edge.basics.weights import refuse_strangers  # which has torch
 
     try:
         refuse_strangers(folder)

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.store.version_documents import DocumentList, KnownDocument
-from sebp_edge.values.remembered import Remembered, Shingles
+from sebp_edge.values.remembered import Remembered, Shingles, SplitHistory
 
 
 class Entry(NamedTuple):

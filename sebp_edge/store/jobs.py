@@ -31,11 +31,11 @@ from sebp_edge.basics.files import (
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, JobError, StorageError, suggest
 from sebp_edge.machine.politeness import Politeness
-from sebp_edge.models.catalog import ModelReference
 from sebp_edge.recipe import Recipe
 from sebp_edge.store.folders import JOBS, put_aside, size_of
 from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.lock import lock_file
+from sebp_edge.values.model_reference import ModelReference
 
 CHECKPOINT = "checkpoint.json"
 _RECORD, _LOCK = "job.json", "lock"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sebp_edge.basics.files import parse_dataclass, read_json, write_atomically
 from sebp_edge.errors import OptionError
-from sebp_edge.reading.folders import Folder
+from sebp_edge.values.folder import Folder
 
 _FILE = "where.json"
 _FORMAT = 1

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from sebp_edge.basics.files import flush, read_checked_json, storage_errors, write_checked_json
 from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.basics.weights import write_tensors
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import Notice, Sink
-from sebp_edge.models.weights import write_tensors
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.recovery import LearnerState

@@ -14,11 +14,12 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
 from sebp_edge.lessons.examples import Example, Outline
-from sebp_edge.machine.devices import clear_frames, ran_out_of_memory, release_memory, synchronize
+from sebp_edge.machine.devices import clear_frames, release_memory, synchronize
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable

@@ -8,10 +8,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import ExamplesEvaluated, Sink, silent
 from sebp_edge.lessons.examples import Example, Outline, outlines
-from sebp_edge.machine.devices import ran_out_of_memory, release_memory
+from sebp_edge.machine.devices import release_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.sparse.rows.schedule import RowLimit

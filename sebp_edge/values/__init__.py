@@ -2,9 +2,12 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-documents             what a document holds, where it is from, and what was left out
-remembered            what a version remembers of a document; imports no numpy
-answers               decides whether a reply gives an answer
+documents, reading    what a document holds, where it is from; what was read, and what was left out
+chats                 chats and mails: whose words they are, and the owner's documents
+folder                a folder of texts, and the patterns of the files that are read
+model_reference       where to find a model
+remembered            what a version remembers of documents, without their texts; imports no numpy
+answers               whether a reply gives an answer
 probe_figures         what a probe shows: how many of its items a model knows, before and after
 word_figures          keystrokes that ghost text saves, and next words that are guessed
 preparation_progress  events while texts are read, compared and tokenised

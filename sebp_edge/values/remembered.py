@@ -1,6 +1,7 @@
-"""What a version of an adapter remembers of a document, without its text; imports no numpy."""
+"""What a version of an adapter remembers of documents, without their texts; imports no numpy."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,3 +53,33 @@ class Remembered:
     fold: int | None
     role: str | None
     absent: bool = False
+
+
+@dataclass(frozen=True)
+class SplitHistory:
+    """The documents of a version of an adapter, those of earlier versions that it did not have, and their salt."""
+
+    documents: tuple[Remembered, ...] = ()
+    salt: bytes = b""
+
+    @property
+    def known(self) -> tuple[Remembered, ...]:
+        """The documents that this version knows."""
+        return tuple(document for document in self.documents if document.role is not None)
+
+    def all_trained_on(self) -> "SplitHistory":
+        """Returns the history of a version that may have been trained on all its documents; their splits stay."""
+        documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
+        return SplitHistory(documents, self.salt)
+
+    def without(self, keys: Collection[int]) -> "SplitHistory":
+        """Returns the history without the documents of these keys."""
+        return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
+
+    def learnt_on_from(self, before: "SplitHistory") -> "SplitHistory":
+        """Returns the history of a version that knows all that the version `before` knew."""
+        own = {document.key for document in self.known}
+        known = [document for document in before.known if document.key not in own]
+        keys = {document.key for document in known}
+        others = [document for document in self.documents if document.role is not None or document.key not in keys]
+        return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)

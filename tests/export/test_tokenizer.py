@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from sebp_edge import Personalizer
 from sebp_edge.errors import ExportError
 from sebp_edge.export.tokenizer import GgufTokenizer
-from sebp_edge.models.catalog import BUNDLED_FOLDER
+from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

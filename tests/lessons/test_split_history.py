@@ -3,8 +3,9 @@
 import pytest
 from random_texts import edit, words
 
-from sebp_edge.lessons.split_history import SplitHistory, Unseen, take_fingerprints
+from sebp_edge.lessons.split_history import Unseen, find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import Draw, draw_splits
+from sebp_edge.values.remembered import SplitHistory
 
 TEXTS = [words(100, number) for number in range(200)]
 
@@ -20,34 +21,34 @@ def draw(texts, history=None) -> Draw:
 def test_the_test_documents_of_a_split_are_unseen():
     drawn = draw(TEXTS[:60])
     tested = {document: 0 for document, split in drawn.split_of.items() if split == "test"}
-    assert drawn.history.unseen(fingerprints(TEXTS[:60])) == Unseen(tested, num_tests=9, num_found=9)
+    assert find_unseen(drawn.history, fingerprints(TEXTS[:60])) == Unseen(tested, num_tests=9, num_found=9)
 
 
 def test_each_document_is_unseen_by_the_state_of_the_fold_that_tests_it():
     drawn = draw(TEXTS[:15])
-    assert drawn.history.unseen(fingerprints(TEXTS[:15])) == Unseen(drawn.fold_of, num_tests=15, num_found=15)
+    assert find_unseen(drawn.history, fingerprints(TEXTS[:15])) == Unseen(drawn.fold_of, num_tests=15, num_found=15)
 
 
 def test_nothing_is_unseen_if_all_documents_were_trained_on():
     drawn = draw(TEXTS[:5])
-    assert drawn.history.unseen(fingerprints(TEXTS[:5])) == Unseen({}, num_tests=0, num_found=0)
+    assert find_unseen(drawn.history, fingerprints(TEXTS[:5])) == Unseen({}, num_tests=0, num_found=0)
 
 
 @pytest.mark.parametrize("count", [5, 15, 60])
 def test_new_documents_are_unseen_by_all_states(count):
     history = draw(TEXTS[:count]).history
-    assert history.unseen(fingerprints(TEXTS[100:110])).states == dict.fromkeys(range(10))
-    assert history.unseen(fingerprints(TEXTS[100:110])).num_found == 0
-    assert SplitHistory().unseen(fingerprints(TEXTS[:3])) == Unseen(dict.fromkeys(range(3)), 0, 0)
+    assert find_unseen(history, fingerprints(TEXTS[100:110])).states == dict.fromkeys(range(10))
+    assert find_unseen(history, fingerprints(TEXTS[100:110])).num_found == 0
+    assert find_unseen(SplitHistory(), fingerprints(TEXTS[:3])) == Unseen(dict.fromkeys(range(3)), 0, 0)
 
 
 @pytest.mark.parametrize("count", [15, 60])
 def test_edited_documents_count_as_the_document_itself(count):
     history = draw(TEXTS[:count]).history
     edited = [edit(text, 0.08) for text in TEXTS[:count]]
-    assert history.unseen(fingerprints(edited)) == history.unseen(fingerprints(TEXTS[:count]))
+    assert find_unseen(history, fingerprints(edited)) == find_unseen(history, fingerprints(TEXTS[:count]))
     # Beside the documents themselves, too.
-    both = history.unseen(fingerprints([*TEXTS[:count], *edited])).states
+    both = find_unseen(history, fingerprints([*TEXTS[:count], *edited])).states
     assert {document - count: state for document, state in both.items() if document >= count} == {
         document: state for document, state in both.items() if document < count
     }
@@ -60,7 +61,7 @@ def test_parts_of_documents_that_were_trained_on_are_seen():
         first_halves,
         {number + 60: text for number, text in first_halves.items()} | dict(enumerate(TEXTS[:60])),
     ):
-        states = drawn.history.unseen(fingerprints(texts)).states
+        states = find_unseen(drawn.history, fingerprints(texts)).states
         assert {document % 60 for document in states} == {
             document for document, split in drawn.split_of.items() if split == "test"
         }
@@ -75,14 +76,14 @@ def test_a_document_that_holds_others_is_unseen_only_if_all_are():
         101: " ".join(TEXTS[document] for document in (*tested[:3], trained[0])),
         102: " ".join(TEXTS[document] for document in trained[:4]),
     }
-    assert drawn.history.unseen(fingerprints(texts)).states == {100: 0}
+    assert find_unseen(drawn.history, fingerprints(texts)).states == {100: 0}
     folds = draw(TEXTS[:15])
     of_fold = [[document for document, fold in folds.fold_of.items() if fold == number] for number in range(3)]
     texts = {
         100: " ".join(TEXTS[document] for document in of_fold[1][:3]),
         101: " ".join(TEXTS[document] for document in (*of_fold[1][:2], of_fold[2][0])),
     }
-    assert folds.history.unseen(fingerprints(texts)).states == {100: 1}
+    assert find_unseen(folds.history, fingerprints(texts)).states == {100: 1}
 
 
 def test_the_test_documents_that_are_still_there_are_counted():
@@ -90,7 +91,7 @@ def test_the_test_documents_that_are_still_there_are_counted():
     tested = [document for document, split in drawn.split_of.items() if split == "test"]
     left = {document: TEXTS[document] for document in range(60) if document not in tested[:4]}
     left[tested[4]] = edit(TEXTS[tested[4]], 0.08)
-    found = drawn.history.unseen(fingerprints(left))
+    found = find_unseen(drawn.history, fingerprints(left))
     assert (found.num_tests, found.num_found) == (9, 5)
     assert found.states == dict.fromkeys(tested[4:], 0)
 
@@ -100,7 +101,7 @@ def test_only_the_documents_of_the_version_count():
     second = draw(TEXTS[60:120], first.history)
     assert len(second.history.documents) == 120
     # The second version has trained on none of the first one's documents.
-    assert second.history.unseen(fingerprints(TEXTS[:60])).states == dict.fromkeys(range(60))
+    assert find_unseen(second.history, fingerprints(TEXTS[:60])).states == dict.fromkeys(range(60))
 
 
 def test_the_next_draw_trains_on_no_document_that_the_version_is_tested_with():
@@ -108,7 +109,9 @@ def test_the_next_draw_trains_on_no_document_that_the_version_is_tested_with():
     texts = [edit(text, 0.08) if number % 3 else text for number, text in enumerate(TEXTS[10:100])]
     second = draw(texts, first.history)
     both = {
-        document for document in first.history.unseen(fingerprints(texts)).states if second.split_of[document] == "test"
+        document
+        for document in find_unseen(first.history, fingerprints(texts)).states
+        if second.split_of[document] == "test"
     }
     assert len(both) >= 9
     seen = [number for number in range(50) if first.split_of[number + 10] == "test"]

@@ -11,8 +11,9 @@ from random_texts import edit, words
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.examples import Example
 from sebp_edge.lessons.near_duplicates import compare
-from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import FOLDS_BELOW, MIN_CLUSTERS, MIN_TOKENS, NUM_FOLDS, Draw, draw_splits
+from sebp_edge.values.remembered import SplitHistory
 
 SALT = b"salt"
 TEXTS = [words(25, number) for number in range(2000)]

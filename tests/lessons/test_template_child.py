@@ -29,8 +29,8 @@ from sebp_edge.lessons.conversations import render_end_of_turn, render_prompt
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_prompt
 from sebp_edge.lessons.template_child import Renderer, TemplateRefuses
-from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.values.documents import Conversation, Document
+from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 SIMPLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 CHAT = [

@@ -6,15 +6,9 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.errors import ModelError
-from sebp_edge.models.catalog import (
-    BUNDLED_FOLDER,
-    CATALOG,
-    DEFAULT_MODEL,
-    bundled_config,
-    resolve,
-    resolve_config,
-)
+from sebp_edge.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve, resolve_config
 from sebp_edge.models.loading import model_from_config
+from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",

@@ -2,10 +2,11 @@
 
 import pytest
 
-from sebp_edge.models.catalog import ModelReference, resolve
+from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.values.documents import Conversation
+from sebp_edge.values.model_reference import ModelReference
 
 OTHER = ModelReference("mine", "local", "/secret/folder/mine")
 SIZES = (135_000_000, 600_000_000, 3_000_000_000)

@@ -12,14 +12,16 @@ from random_texts import words
 from store_faults import OTHERS, WRITES, Weights, at_event, record, run_child, state_of
 
 from sebp_edge.errors import AdapterError, TextsError
-from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
-from sebp_edge.reading.readers import Reading, read_texts
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.forgetting import forget
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, read_history, write_history
 from sebp_edge.store.where import Where
+from sebp_edge.values.reading import Reading
+from sebp_edge.values.remembered import SplitHistory
 
 # Every fourth file event is a kill here; 1 takes all.
 STEP = 9

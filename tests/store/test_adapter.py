@@ -6,9 +6,9 @@ import pytest
 from stored_adapter import FakeAdaptation, visible
 
 from sebp_edge.errors import AdapterError
-from sebp_edge.lessons.split_history import SplitHistory
 from sebp_edge.store.history import write_history
 from sebp_edge.values.probe_figures import ProbeFigures
+from sebp_edge.values.remembered import SplitHistory
 
 
 def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, record):

@@ -12,7 +12,7 @@ from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge.errors import AdapterError
-from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.split_history import find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
 from sebp_edge.store.adapter_store import AdapterStore
@@ -20,7 +20,7 @@ from sebp_edge.store.history import Entry, read_history, write_history
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.store.version_documents import DocumentList
-from sebp_edge.values.remembered import ROLES, SPLITS, Remembered, Shingles
+from sebp_edge.values.remembered import ROLES, SPLITS, Remembered, Shingles, SplitHistory
 
 
 def values_of(history: SplitHistory) -> list[tuple]:
@@ -150,7 +150,7 @@ def test_a_history_that_was_read_draws_the_same(tmp_path):
     grown = take_fingerprints(texts | {number: words(100, number) for number in range(60, 90)}, b"salt")
     read = read_history(tmp_path)
     assert draw_splits(grown, 1, read).split_of == draw_splits(grown, 1, first.history).split_of
-    assert read.unseen(grown) == first.history.unseen(grown)
+    assert find_unseen(read, grown) == find_unseen(first.history, grown)
 
 
 def test_a_version_without_the_file_has_no_history(tmp_path):

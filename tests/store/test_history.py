@@ -10,13 +10,14 @@ from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge.errors import AdapterError, OptionError, StorageError
-from sebp_edge.lessons.split_history import SplitHistory, take_fingerprints
+from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, write_history
 from sebp_edge.store.lock import locked
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.remembered import SplitHistory
 
 INTERRUPTED = {"verdict": None, "trained_on_all": False}
 

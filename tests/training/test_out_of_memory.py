@@ -19,9 +19,10 @@ from failing_memory import (
     uneven_examples,
 )
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
-from sebp_edge.machine.devices import clear_frames, ran_out_of_memory
+from sebp_edge.machine.devices import clear_frames
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import snapshot

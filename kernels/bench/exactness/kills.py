@@ -39,9 +39,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.errors import SebpEdgeError
-from sebp_edge.models.catalog import BUNDLED_FOLDER
 from sebp_edge.serve.client import Client
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 SOURCES = ("sebp_edge/serve", "sebp_edge/basics/children.py", "sebp_edge/basics/parents.py", __file__)
 KILLED, FEWER = ("app", "server", "worker"), ("input", "inherited", "reused")

@@ -29,11 +29,12 @@ from sebp_edge import Personalizer, Recipe
 from sebp_edge.events import silent
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.source import Source
-from sebp_edge.models.catalog import BUNDLED_FOLDER, resolve
+from sebp_edge.models.catalog import resolve
 from sebp_edge.models.fingerprint import fingerprint
 from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
 from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.store.record import RECORD, AdapterRecord
+from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 SOURCES = ("sebp_edge/export", "sebp_edge/models/gguf", "sebp_edge/models", __file__)
 _SECONDS_BETWEEN_SAMPLES = 0.02

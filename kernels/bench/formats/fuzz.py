@@ -32,9 +32,10 @@ from sebp_edge.lessons.dataset import Drawing, make_dataset
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
-from sebp_edge.reading.readers import Reading, read_texts
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_comparison import compare_with_active
+from sebp_edge.values.reading import Reading
 
 SOURCES = ("sebp_edge", "recipes/notes.toml", *sorted(Path(__file__).parent.glob("*.py")))
 # The maximum time for one input, in seconds, and the maximum length of a message, in characters.

@@ -36,8 +36,9 @@ from sebp_edge.export.settings import check_settings
 from sebp_edge.export.source import Source
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model, local_tokenizer, without_progress_bars
-from sebp_edge.reading.readers import Reading, read_texts
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.reading import Reading
 
 SOURCES = (
     "sebp_edge/export",

@@ -22,9 +22,9 @@ from quality.know_people import Note, Person
 from quality.quizzes import Question
 from sebp_edge.ask.answer import best_sentence, is_found
 from sebp_edge.ask.index import Hit, Index
-from sebp_edge.reading.folders import Folder
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.values.documents import Document
+from sebp_edge.values.folder import Folder
 
 SOURCES = (
     "sebp_edge/ask",

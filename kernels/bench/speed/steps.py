@@ -23,14 +23,15 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import OptionError, RecipeError, SebpEdgeError, TextsError
 from sebp_edge.lessons.examples import Example, encode
-from sebp_edge.machine.devices import clear_frames, pick_device, pick_dtype, ran_out_of_memory, release_memory
+from sebp_edge.machine.devices import clear_frames, pick_device, pick_dtype, release_memory
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.architecture import head_size_of
-from sebp_edge.models.catalog import DEFAULT_MODEL, ModelReference, resolve_config
+from sebp_edge.models.catalog import DEFAULT_MODEL, resolve_config
 from sebp_edge.models.hub_cache import local_folder
 from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer, model_from_config
 from sebp_edge.models.lora import without_adapter
@@ -41,6 +42,7 @@ from sebp_edge.sparse.hoist import ATTENTION
 from sebp_edge.sparse.rows.batches import Batch
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.training.autograd_queue import AutogradQueue
+from sebp_edge.values.model_reference import ModelReference
 from speed.trainers.reference import loss_and_gradients, references
 from speed.trainers.steps import Variant, trained
 from speed.trainers.timer import Times, medians, running, time_steps

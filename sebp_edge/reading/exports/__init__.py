@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebp_edge.reading import formats
-from sebp_edge.reading.chats import Chat, Names
 from sebp_edge.reading.exports.chatgpt import read_chatgpt
 from sebp_edge.reading.exports.claude import read_claude
 from sebp_edge.reading.exports.discord import read_discord_csv, read_discord_json
@@ -30,6 +29,7 @@ from sebp_edge.reading.exports.whatsapp import is_whatsapp, read_whatsapp
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.records import Read, is_json, read_json
 from sebp_edge.reading.vaults import Vault
+from sebp_edge.values.chats import Chat, Names
 from sebp_edge.values.documents import Unreadable
 
 # How much of a file is looked at to know what it is, in bytes.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sebp_edge.reading.chats import OWNER, Chat, ChatMessage
 from sebp_edge.reading.exports.objects import day_of, reduced_values
+from sebp_edge.values.chats import OWNER, Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable
 
 _AUTHORS = {"user": OWNER, "assistant": "ChatGPT"}

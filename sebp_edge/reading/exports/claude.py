@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from sebp_edge.reading.chats import OWNER, Chat, ChatMessage
 from sebp_edge.reading.exports.objects import day_of, reduced_values
+from sebp_edge.values.chats import OWNER, Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable
 
 _AUTHORS = {"human": OWNER, "assistant": "Claude"}

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sebp_edge.reading.chats import OWNER, Chat, ChatMessage
 from sebp_edge.reading.exports.objects import day_of, reduced_values
 from sebp_edge.reading.formats.records import long_fields
+from sebp_edge.values.chats import OWNER, Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable
 
 _EMOJI = re.compile(r"<a?(:\w+:)\d+>")

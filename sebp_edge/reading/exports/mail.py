@@ -14,8 +14,8 @@ from email.message import Message
 from email.utils import parseaddr, parsedate
 from typing import IO
 
-from sebp_edge.reading.chats import Chat, ChatMessage
 from sebp_edge.reading.formats.html import html_text
+from sebp_edge.values.chats import Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable, unix_newlines
 
 # In bytes, attachments included. A longer mail is left out.

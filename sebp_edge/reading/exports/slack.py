@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from sebp_edge.reading.chats import Chat, ChatMessage, Names
 from sebp_edge.reading.exports.objects import day_of, reduced_values
+from sebp_edge.values.chats import Chat, ChatMessage, Names
 from sebp_edge.values.documents import Unreadable
 
 # What people write; other subtypes are Slack's own lines.

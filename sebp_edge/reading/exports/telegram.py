@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from sebp_edge.reading.chats import Chat, ChatMessage
 from sebp_edge.reading.exports.objects import day_of, reduced_values
+from sebp_edge.values.chats import Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable
 
 _MEDIA = ("photo", "file", "media_type", "location_information", "contact_information", "poll", "game_title")

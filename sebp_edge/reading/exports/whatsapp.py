@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
-from sebp_edge.reading.chats import Chat, ChatMessage
+from sebp_edge.values.chats import Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable, unix_newlines
 
 _MARKS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")

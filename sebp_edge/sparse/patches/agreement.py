@@ -12,9 +12,10 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import SparsityError
-from sebp_edge.machine.devices import ran_out_of_memory, without_autocast_cache
+from sebp_edge.machine.devices import without_autocast_cache
 from sebp_edge.models.fp8 import inputs_as_they_are
 from sebp_edge.models.sharding import DTensor, computing_device, computing_dtype
 from sebp_edge.sparse.patches.state import without_hooks

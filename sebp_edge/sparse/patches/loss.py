@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import SparsityError
-from sebp_edge.machine.devices import ran_out_of_memory
 from sebp_edge.models.architecture import has_library_loss
 from sebp_edge.models.sharding import FSDPModule, own_class
 from sebp_edge.ops import gather_rows, linear_cross_entropy

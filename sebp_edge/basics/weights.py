@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Size, Tensor
 
 from sebp_edge.basics.files import read_json
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import AdapterError, MachineError, SebpEdgeError
-from sebp_edge.machine.devices import ran_out_of_memory
 
 # PEFT's names in a file.
 SUFFIX_A, SUFFIX_B = ".lora_A.weight", ".lora_B.weight"
