@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from sebp_edge.lessons.teacher_tokens import TeacherTokens
+from sebp_edge.values.teacher_tokens import TeacherTokens
 
 IGNORE = -100
 

@@ -45,29 +45,29 @@ LAYERS = [
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_989
+MAX_LINES = 51_027
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
-    "ask": 1_052,
+    "ask": 1_054,
     "basics": 951,
     "basics.pages": 304,
     "cli": 2_963,
-    "export": 1_990,
-    "lessons": 2_643,
+    "export": 1_991,
+    "lessons": 2_258,
     "machine": 1_012,
     "memory": 1_659,
     "models": 4_764,
     "models.gguf": 1_168,
     "reading": 6_839,
     "research": 1_771,
-    "run": 6_143,
+    "run": 6_146,
     "serve": 2_974,
     "sparse": 1_695,
     "sparse.patches": 2_520,
     "sparse.rows": 1_219,
     "store": 3_031,
-    "training": 3_726,
-    "values": 1_003,
+    "training": 3_727,
+    "values": 1_419,
 }
 MAX_ENTRIES_AT_ROOT = 22
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -7,8 +7,9 @@ from itertools import cycle
 from pathlib import Path
 
 from sebp_edge.ask.asking import with_answers
-from sebp_edge.lessons.examples import NO_DOCUMENT, Example, encode
+from sebp_edge.lessons.examples import encode
 from sebp_edge.values.documents import Document
+from sebp_edge.values.example import NO_DOCUMENT, Example
 
 FOLDER = Path(__file__).parent / "general"
 TEXTS, CHAT = FOLDER / "texts.txt", FOLDER / "chat.txt"

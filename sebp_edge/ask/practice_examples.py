@@ -8,9 +8,10 @@ from dataclasses import replace
 from sebp_edge.ask.asking import shown, with_answers
 from sebp_edge.ask.passages import Passage, passages_of
 from sebp_edge.ask.practice import practice_questions
-from sebp_edge.lessons.examples import Example, encode
+from sebp_edge.lessons.examples import encode
 from sebp_edge.values.answers import stands_in
 from sebp_edge.values.documents import Document, LeftOut
+from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import SILENT, Progress
 
 Turn = tuple[str, str]  # a question and its answer

@@ -18,7 +18,7 @@ from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
 from sebp_edge.export.source import Source
 from sebp_edge.export.weights import Read
-from sebp_edge.lessons.examples import Example, encode
+from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.general_probe import read_probe
 from sebp_edge.models.adaptation import load
 from sebp_edge.models.architecture import longest_sequence
@@ -27,6 +27,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.scoring import scoring
+from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from sebp_edge.basics.labels import IGNORE
-from sebp_edge.lessons.examples import Example, encode
+from sebp_edge.lessons.examples import encode
 from sebp_edge.values.documents import Content, Document
+from sebp_edge.values.example import Example
 
 PROBE = Path(__file__).parent / "probe"
 CONTEXT_LENGTH = 512
-# An adapter of `ask` that raises the loss on it by more is scaled down.
-MAX_RISE = 0.02
 
 
 def read_probe() -> list[Document]:

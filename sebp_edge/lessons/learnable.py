@@ -3,8 +3,8 @@
 from collections import Counter
 
 from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.lessons.prompts import end_of_turn
+from sebp_edge.values.dataset import Dataset
 
 
 def refuse_unlearnable(dataset: Dataset, num_read: int, tokenizer) -> None:

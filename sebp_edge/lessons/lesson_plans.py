@@ -7,53 +7,14 @@ import random
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from sebp_edge.lessons.split_history import Fingerprint, match
-from sebp_edge.lessons.splits import Draw
+from sebp_edge.lessons.split_history import match
+from sebp_edge.values.draw import Draw, Fingerprint
+from sebp_edge.values.lessons import Lesson, Lessons
 from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, ROLES, TEST, TRAIN, VALIDATION, SplitHistory
 
 # Documents that are replayed for each new or changed one.
 REPLAY = 1
 _MIN_VALIDATED = 5
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """The documents of one training, by their numbers.
-
-    Attributes:
-        trained: those that it trains on.
-        validated: those that choose its best epoch.
-    """
-
-    trained: frozenset[int]
-    validated: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Lessons:
-    """What the trainings of an adaptation train on if they learn on from a version.
-
-    Attributes:
-        judged: the lessons of the trainings that are judged, one for each split.
-        last: the lesson of the last training, on all documents; None if there is none.
-        new, changed: the documents that the version does not know; those that have changed are related to some that it
-            knows.
-        unchanged: those that it knows.
-        replayed: the documents that it knows and that are trained on again.
-        gone: the keys of the documents that it knows and that are gone; those that have changed are not.
-    """
-
-    judged: tuple[Lesson, ...]
-    last: Lesson | None
-    new: frozenset[int]
-    changed: frozenset[int]
-    unchanged: frozenset[int]
-    replayed: frozenset[int]
-    gone: frozenset[int]
-
-    @property
-    def has_nothing_new(self) -> bool:
-        return not (self.new or self.changed)
 
 
 @dataclass(frozen=True)

@@ -8,23 +8,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from sebp_edge.lessons.near_duplicates import Relations, Shingler, compare
+from sebp_edge.values.draw import Fingerprint
 from sebp_edge.values.preparation_progress import SILENT, Progress
-from sebp_edge.values.remembered import FOLD_ROLES, TEST, Remembered, Shingles, SplitHistory
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What a document is recognised by.
-
-    Attributes:
-        digest: a hash of the text without the salt, so that a seed draws the same splits with any salt; never saved.
-        key: a salted hash of the text, of 64 bits.
-        shingles: its shingles, also salted.
-    """
-
-    digest: bytes
-    key: int
-    shingles: Shingles
+from sebp_edge.values.remembered import FOLD_ROLES, TEST, Remembered, SplitHistory
 
 
 def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress = SILENT) -> dict[int, Fingerprint]:

@@ -14,7 +14,6 @@ from itertools import islice
 
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError
-from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.machine.fp8 import refuse_without_fp8
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
@@ -28,6 +27,7 @@ from sebp_edge.models.four_bits import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.schedule import RowLimit, Schedule
+from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.preparation_progress import SILENT, Progress
 
 # Ranks that a plan may lower an adapter to.

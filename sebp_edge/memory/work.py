@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sebp_edge.lessons.examples import Example
 from sebp_edge.sparse.rows.beginnings import shared_beginnings, sizes_when_shared
 from sebp_edge.sparse.rows.buckets import Bucket, choose_buckets
 from sebp_edge.sparse.rows.schedule import MicroBatch, Schedule
+from sebp_edge.values.example import Example
 
 # Fixed cost of a micro-batch on a CPU, in tokens: 45 ms at 0.84 ms per token, for the bundled model on one core.
 TOKENS_PER_STEP_CPU = 50

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from sebp_edge.basics.labels import IGNORE
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Sink
-from sebp_edge.lessons.examples import Example, Outline, outlines
 from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
@@ -24,6 +23,7 @@ from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.schedule import RowLimit
 from sebp_edge.training.scoring import in_micro_batches
+from sebp_edge.values.example import Example, Outline, outlines
 
 MAX_TOKENS = COPIED_TOKENS
 # Of a long run. Those that adapted models reach on texts of the author that they were not trained on are shorter.

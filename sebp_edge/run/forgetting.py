@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
-from sebp_edge.lessons.split_history import Fingerprint, match, take_fingerprints
+from sebp_edge.lessons.split_history import match, take_fingerprints
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, complete, erase
@@ -26,6 +26,7 @@ from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.version_documents import DocumentList, KnownDocument
 from sebp_edge.store.where import Where
 from sebp_edge.values.documents import Document, printable
+from sebp_edge.values.draw import Fingerprint
 from sebp_edge.values.folder import Folder
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory

@@ -9,7 +9,6 @@ from statistics import median
 from sebp_edge.basics.units import duration, gigabytes, plural
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.lessons.conversations import is_of_people
-from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.memory.plan import Plan
 from sebp_edge.models.hub_cache import has_own_tokenizer
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
@@ -20,6 +19,7 @@ from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.values.chats import Author
+from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.documents import Content, LeftOut
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import FOLD_ROLES, SPLITS, TRAIN

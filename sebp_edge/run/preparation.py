@@ -9,10 +9,10 @@ from sebp_edge.ask.quiz import make_quiz
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
-from sebp_edge.lessons.dataset import Dataset, Drawing, make_dataset
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.general_probe import encode_probe
 from sebp_edge.lessons.learnable import refuse_unlearnable
+from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.memory.budget import MemoryBudget
@@ -28,6 +28,7 @@ from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
 from sebp_edge.sparse.rows.schedule import Schedule, make_schedules
 from sebp_edge.store.adapter import Adapter
+from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import TEST, SplitHistory
 

@@ -9,8 +9,8 @@ from itertools import groupby
 
 from sebp_edge.basics.labels import IGNORE
 from sebp_edge.lessons.conversations import is_of_people
-from sebp_edge.lessons.examples import Example
 from sebp_edge.values.documents import Document
+from sebp_edge.values.example import Example
 
 # Stands for what other people wrote.
 OTHERS_WORDS = "[what others wrote]"

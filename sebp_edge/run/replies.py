@@ -5,10 +5,10 @@ from itertools import chain
 
 from sebp_edge.ask.asking import end_ids, prompt_for
 from sebp_edge.ask.quiz import REPLY_TOKENS
-from sebp_edge.lessons.dataset import Quiz
 from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.training.quiz import Replies
+from sebp_edge.values.dataset import Quiz
 
 
 def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:

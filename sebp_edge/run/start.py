@@ -8,8 +8,7 @@ from pathlib import Path
 from sebp_edge.basics.units import plural
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
-from sebp_edge.lessons.lesson_plans import Lessons, plan_lessons
-from sebp_edge.lessons.splits import Draw
+from sebp_edge.lessons.lesson_plans import plan_lessons
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
@@ -18,6 +17,8 @@ from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of
 from sebp_edge.store.version_documents import DocumentList
 from sebp_edge.store.where import Where
+from sebp_edge.values.draw import Draw
+from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.remembered import SplitHistory
 
 _DAMAGED = "has damaged files"

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from sebp_edge.lessons.dataset import Dataset
-from sebp_edge.lessons.lesson_plans import Lessons
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.run.start import Beginning
 from sebp_edge.store.history import Entry
 from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.where import Where
+from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory

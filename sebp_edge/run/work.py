@@ -14,7 +14,6 @@ from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
-from sebp_edge.lessons.examples import Example
 from sebp_edge.machine import devices
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.recipe import Recipe
@@ -31,6 +30,7 @@ from sebp_edge.store.known_texts import KNOWN_TEXTS, KnownTexts
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.values.documents import printable
+from sebp_edge.values.example import Example
 from sebp_edge.values.folder import Folder
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory

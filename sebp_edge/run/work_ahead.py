@@ -6,7 +6,6 @@ from itertools import chain
 
 from sebp_edge.ask.general_texts import chat_questions
 from sebp_edge.ask.quiz import REPLY_TOKENS
-from sebp_edge.lessons.dataset import Dataset
 from sebp_edge.memory.plan import Choice, Plan
 from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
 from sebp_edge.memory.work import TOKENS_PER_STEP_CPU
@@ -21,6 +20,7 @@ from sebp_edge.run.job import (
 )
 from sebp_edge.run.phases import COPIED_TOKENS, LOAD, NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.sparse.rows.schedule import Schedule
+from sebp_edge.values.dataset import Dataset
 
 # Names of phases that are no training.
 REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (

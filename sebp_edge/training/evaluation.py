@@ -8,10 +8,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from sebp_edge.lessons.examples import Example, Outline
 from sebp_edge.sparse.rows.schedule import Group
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.words import WordCounts, WordReader
+from sebp_edge.values.example import Example, Outline
 
 
 @dataclass

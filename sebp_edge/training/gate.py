@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sebp_edge.basics.units import percents_apart, plural
-from sebp_edge.lessons.splits import MIN_CLUSTERS
 from sebp_edge.training.comparison import Comparison, compare, compare_words
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.quiz import QuizResult
+from sebp_edge.values.draw import MIN_CLUSTERS
 from sebp_edge.values.word_figures import WordFigures
 
 # How much worse than an earlier version a new one may be, as a share of that version's loss.

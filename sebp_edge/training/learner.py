@@ -14,7 +14,6 @@ from torch import Tensor
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
-from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot, trainable
@@ -27,6 +26,7 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
 from sebp_edge.training.words import WordReader
+from sebp_edge.values.example import Example
 
 
 class Outcome(NamedTuple):

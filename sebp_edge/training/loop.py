@@ -12,12 +12,12 @@ import torch
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Sink, StepDone
-from sebp_edge.lessons.examples import Outline
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.schedule import Group, Schedule
 from sebp_edge.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.training.learner import Outcome
 from sebp_edge.training.recovery import LearnerState, RecoveringLearner
+from sebp_edge.values.example import Outline
 
 
 @dataclass

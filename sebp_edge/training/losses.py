@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Notice, Sink
-from sebp_edge.lessons.examples import Example, Outline
 from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.memory.work import shared_sizes
 from sebp_edge.models.lora import without_adapter
@@ -21,6 +20,7 @@ from sebp_edge.sparse.rows.schedule import MicroBatch, RowLimit
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.training.words import WordReader
+from sebp_edge.values.example import Example, Outline
 
 
 class RowLosses:

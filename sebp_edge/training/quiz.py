@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from sebp_edge.lessons.dataset import Quiz, QuizQuestion
 from sebp_edge.values.answers import Answered, is_right
+from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.probe_figures import CHANCE, by_chance
 
 

@@ -18,7 +18,6 @@ from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
-from sebp_edge.lessons.examples import Example, Outline
 from sebp_edge.machine.devices import clear_frames, release_memory, synchronize
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import FASTEST, MemoryOptions
@@ -29,6 +28,7 @@ from sebp_edge.sparse.rows.schedule import Group, MicroBatch, Schedule
 from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.training.learner import Learner, Outcome
 from sebp_edge.training.words import WordReader
+from sebp_edge.values.example import Example, Outline
 
 
 class LearnerState(NamedTuple):

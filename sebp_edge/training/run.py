@@ -15,9 +15,6 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
-from sebp_edge.lessons.dataset import Dataset
-from sebp_edge.lessons.examples import Outline
-from sebp_edge.lessons.general_probe import MAX_RISE
 from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
@@ -32,9 +29,11 @@ from sebp_edge.training.gate import Gate, GateResult
 from sebp_edge.training.loop import Trainer, TrainingProgress
 from sebp_edge.training.quiz import QuizResult
 from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.scale_down import scale_down
+from sebp_edge.training.scale_down import MAX_RISE, scale_down
 from sebp_edge.training.scoring import scoring
 from sebp_edge.training.words import WordReader
+from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.example import Outline
 
 
 @dataclass(frozen=True)

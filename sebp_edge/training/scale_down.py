@@ -7,7 +7,6 @@ Training on, and then scaling down, keeps more of what was learnt at the same lo
 from bisect import bisect_left
 from collections.abc import Callable
 
-from sebp_edge.lessons.general_probe import MAX_RISE
 from sebp_edge.models.adaptation import restore, restore_scaled, snapshot
 from sebp_edge.sparse.rows.schedule import Group
 from sebp_edge.training.evaluation import evaluate
@@ -16,6 +15,9 @@ from sebp_edge.training.recovery import RecoveringLearner
 
 # From the whole adapter to half of it.
 SCALES = tuple(percent / 100 for percent in range(100, 45, -5))
+
+# An adapter of `ask` that raises the loss on it by more is scaled down.
+MAX_RISE = 0.02
 
 
 def scale_down(learner: RecoveringLearner, progress: TrainingProgress, general: Group, base_loss: float) -> float:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import ExamplesEvaluated, Sink, silent
-from sebp_edge.lessons.examples import Example, Outline, outlines
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.sparse.rows.batches import Collator
@@ -19,6 +18,7 @@ from sebp_edge.sparse.rows.schedule import RowLimit
 from sebp_edge.training.evaluation import HeldOutLoss, sum_by_document
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.words import WordReader
+from sebp_edge.values.example import Example, Outline, outlines
 
 Result = TypeVar("Result")
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
-from sebp_edge.lessons.examples import Example, Outline, outlines
-from sebp_edge.lessons.teacher_tokens import TeacherTokens
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.scoring import in_micro_batches
+from sebp_edge.values.example import Example, Outline, outlines
+from sebp_edge.values.teacher_tokens import TeacherTokens
 
 # The most probable tokens that a teacher gives at each loss token.
 K = 20

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sebp_edge.lessons.examples import Example
 from sebp_edge.models.vocabulary import Vocabulary, goes_on
 from sebp_edge.ops import precise_sums
 from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.values.example import Example
 
 # Ghost text is shown from this probability on, as by default in `Personalizer.complete`.
 MIN_PROBABILITY = 0.5

@@ -15,8 +15,8 @@ from command import process, python
 from memory.large_text import make_text
 from sebp_edge.events import PreparationProgress
 from sebp_edge.lessons import tokens
-from sebp_edge.lessons.dataset import Drawing, make_dataset
 from sebp_edge.lessons.examples import encode
+from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.reading.readers import read_texts
@@ -39,7 +39,7 @@ from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.recipe import Recipe
-from sebp_edge.lessons.dataset import Drawing, make_dataset
+from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.reading.readers import read_texts
 recipe, tokenizer = Recipe.load("notes"), local_tokenizer(resolve("tiny"))
 def prepare(path):

@@ -4,7 +4,8 @@ import pytest
 from random_texts import edit, words
 
 from sebp_edge.lessons.split_history import Unseen, find_unseen, take_fingerprints
-from sebp_edge.lessons.splits import Draw, draw_splits
+from sebp_edge.lessons.splits import draw_splits
+from sebp_edge.values.draw import Draw
 from sebp_edge.values.remembered import SplitHistory
 
 TEXTS = [words(100, number) for number in range(200)]

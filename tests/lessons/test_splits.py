@@ -9,10 +9,11 @@ from pace import at_most
 from random_texts import edit, words
 
 from sebp_edge.errors import TextsError
-from sebp_edge.lessons.examples import Example
 from sebp_edge.lessons.near_duplicates import compare
 from sebp_edge.lessons.split_history import take_fingerprints
-from sebp_edge.lessons.splits import FOLDS_BELOW, MIN_CLUSTERS, MIN_TOKENS, NUM_FOLDS, Draw, draw_splits
+from sebp_edge.lessons.splits import FOLDS_BELOW, NUM_FOLDS, draw_splits
+from sebp_edge.values.draw import MIN_CLUSTERS, MIN_TOKENS, Draw
+from sebp_edge.values.example import Example
 from sebp_edge.values.remembered import SplitHistory
 
 SALT = b"salt"

@@ -15,8 +15,6 @@ from transformers import LlamaConfig
 
 from sebp_edge import Recipe
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.lessons.dataset import Dataset
-from sebp_edge.lessons.examples import Example
 from sebp_edge.memory import choosing
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import make_plan
@@ -32,6 +30,8 @@ from sebp_edge.models.four_bits import NF4_BYTES
 from sebp_edge.run.preparation import Preparation, Prepared
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.rows.schedule import make_schedules
+from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import Progress
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

@@ -8,7 +8,6 @@ from builders import make_sentences
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
-from sebp_edge.lessons.examples import Example, outlines
 from sebp_edge.memory import work
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.memory.prediction import predict_footprint
@@ -21,6 +20,7 @@ from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.rows.schedule import RowLimit, Schedule
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
+from sebp_edge.values.example import Example, outlines
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)
 

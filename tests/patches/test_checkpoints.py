@@ -11,7 +11,6 @@ from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
-from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import LoraGroup
@@ -21,6 +20,7 @@ from sebp_edge.sparse.patches.checkpoints import _HostInput
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.values.example import Example
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
 LOW_MEMORY = MemoryOptions(max_rows=70, checkpoints=1, small_buffers=True)

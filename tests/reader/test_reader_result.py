@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import Interrupted, ModelError, TextsError
-from sebp_edge.lessons.examples import NO_DOCUMENT
 from sebp_edge.models.adaptation import read_state, snapshot
 from sebp_edge.run.preparation import LEARNT_TOGETHER
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.example import NO_DOCUMENT
 
 
 def test_the_result_says_what_is_answered_before_and_after(learnt):

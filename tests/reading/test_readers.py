@@ -143,7 +143,7 @@ from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.recipe import Recipe
-from sebp_edge.lessons.dataset import Drawing, make_dataset
+from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.reading.readers import read_texts
 recipe, tokenizer = Recipe.load("notes"), local_tokenizer(resolve("tiny"))
 make_dataset(read_texts("in windows " * 10_000), tokenizer, recipe, None, Drawing(seed=0))

@@ -14,7 +14,6 @@ from transformers.pytorch_utils import Conv1D
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
-from sebp_edge.lessons.examples import Example
 from sebp_edge.research.analysis.analysis import analyze
 from sebp_edge.research.analysis.elements import threshold_elements
 from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, LayerRows
@@ -23,6 +22,7 @@ from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.histogram import LogHistogram
 from sebp_edge.research.rules.row_rules import NormHistogram
 from sebp_edge.sparse.rows.batches import Collator
+from sebp_edge.values.example import Example
 
 CONTEXT, PAD = 23, 2
 

@@ -8,11 +8,11 @@ import torch
 from teachers import random_teacher, taught
 
 from sebp_edge.errors import OptionError
-from sebp_edge.lessons.examples import Example
-from sebp_edge.lessons.teacher_tokens import TeacherTokens
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.batches import Collator, pack
 from sebp_edge.sparse.rows.soft_targets import SoftTargets
+from sebp_edge.values.example import Example
+from sebp_edge.values.teacher_tokens import TeacherTokens
 
 IGNORE = -100
 

@@ -9,8 +9,8 @@ from builders import dataset_of
 
 from sebp_edge import Recipe
 from sebp_edge.errors import TextsError
-from sebp_edge.lessons.examples import Example
 from sebp_edge.sparse.rows.schedule import MAX_EVALUATED_ROWS_CPU, Group, RowLimit, make_schedules, shuffled_batches
+from sebp_edge.values.example import Example
 
 IGNORE = -100
 RECIPE = Recipe(name="test", description="", epochs=3, batch_tokens=400)

@@ -8,13 +8,13 @@ import torch
 from builders import make_llama
 from model_families import DECODERS, make_decoder
 
-from sebp_edge.lessons.examples import Example
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.batches import pack
 from sebp_edge.sparse.rows.beginnings import GROUP_TOKENS, MAX_LENGTH_GPU, shared_beginnings, sizes_when_shared
 from sebp_edge.sparse.rows.buckets import Bucket
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
+from sebp_edge.values.example import Example
 
 
 def example(ids, without_loss):

@@ -11,7 +11,7 @@ from model_families import MODELS
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
-from sebp_edge.lessons.examples import Example, encode, outlines
+from sebp_edge.lessons.examples import encode
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
@@ -23,6 +23,7 @@ from sebp_edge.sparse.rows.schedule import Schedule, shuffled_batches
 from sebp_edge.training.loop import Trainer
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.values.documents import Document
+from sebp_edge.values.example import Example, outlines
 
 MEMORISED = RECIPE.replace(method="full", learning_rate=3e-2, epochs=40, batch_tokens=80)
 

@@ -6,10 +6,10 @@ import torch
 from against_dense import with_adapter
 from builders import make_llama
 
-from sebp_edge.lessons.examples import Example
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.batches import pack
 from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.values.example import Example
 
 
 def test_a_trial_adds_nothing_to_main_grads(kernels, fused_modules):

@@ -23,7 +23,6 @@ from model_families import MODELS
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
-from sebp_edge.lessons.examples import Example
 from sebp_edge.machine.fp8 import LEAST_CAPABILITY
 from sebp_edge.memory.options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
@@ -34,6 +33,7 @@ from sebp_edge.sparse.rows.batches import pack
 from sebp_edge.training.graphs import GraphPool, _CapturedGraph
 from sebp_edge.training.update_in_backward import UpdateInBackward
 from sebp_edge.training.words import WordReader
+from sebp_edge.values.example import Example
 
 pytestmark = [
     pytest.mark.gpu,

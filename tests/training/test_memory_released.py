@@ -10,8 +10,6 @@ from failing_memory import RECIPE, Failing, accumulate_within, gradients, recove
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
-from sebp_edge.lessons.dataset import Dataset
-from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import AdamW, Moments
@@ -21,6 +19,8 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.run import TrainingRun
 from sebp_edge.training.update import Update
+from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.example import Example
 
 
 @pytest.fixture(scope="session")

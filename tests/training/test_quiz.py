@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from sebp_edge.lessons.dataset import Quiz, QuizQuestion
 from sebp_edge.training.gate import GateResult, Verdict
 from sebp_edge.training.quiz import CHANCE, QuizResult, Replies, is_more
+from sebp_edge.values.dataset import Quiz, QuizQuestion
 
 
 def brute_force(before, after):

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.errors import OptionError
 from sebp_edge.events import ExamplesEvaluated, silent
-from sebp_edge.lessons.examples import Example
 from sebp_edge.memory.options import MemoryOptions
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.sparse.hoist import Hoisted
@@ -24,6 +23,7 @@ from sebp_edge.sparse.rows.batches import Collator, pack
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.training import teacher as teachers_module
 from sebp_edge.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
+from sebp_edge.values.example import Example
 
 VOCABULARY = 320
 COLLATOR = Collator(64, 2)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.events import Evaluated, TrainingStarted, silent
-from sebp_edge.lessons.dataset import Drawing, make_dataset
+from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.models.adaptation import load
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.sparse.rows.batches import Collator

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConf
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
-from sebp_edge.lessons.examples import Example, encode, outlines
+from sebp_edge.lessons.examples import encode
 from sebp_edge.models.adaptation import attach, snapshot, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.batches import Collator
@@ -22,6 +22,7 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 from sebp_edge.values.documents import Document
+from sebp_edge.values.example import Example, outlines
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
 CPU = torch.device("cpu")

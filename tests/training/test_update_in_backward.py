@@ -9,7 +9,6 @@ from model_families import MODELS
 
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
-from sebp_edge.lessons.examples import Example
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.ops import adamw_
 from sebp_edge.recipe import Recipe
@@ -20,6 +19,7 @@ from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.training.update import Update
 from sebp_edge.training.update_in_backward import UpdateInBackward
+from sebp_edge.values.example import Example
 
 RECIPE = Recipe(
     name="test",

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sebp_edge import Personalizer
 from sebp_edge.events import silent
-from sebp_edge.lessons.examples import Example, encode
+from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_texts
 from sebp_edge.models.completion import complete_text
 from sebp_edge.models.decoding import Decoder
@@ -30,6 +30,7 @@ from sebp_edge.training.loop import TrainingProgress
 from sebp_edge.training.scoring import scoring
 from sebp_edge.training.words import MIN_PROBABILITY, WordReader
 from sebp_edge.values.documents import Document
+from sebp_edge.values.example import Example
 
 WORD = re.compile(r"[a-z]*")
 

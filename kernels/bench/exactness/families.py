@@ -34,7 +34,6 @@ from memory.budgets import write_texts
 from models import SHAPES, published_sizes
 from sebp_edge import Personalizer, Recipe, SebpEdgeError
 from sebp_edge.events import Event, GraphCaptured, Notice
-from sebp_edge.lessons.examples import Example
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.architecture import head_size_of
 from sebp_edge.sparse.rows.batches import Collator
@@ -42,6 +41,7 @@ from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.rows.schedule import Group
 from sebp_edge.training.learner import Outcome
 from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.values.example import Example
 from speed.end_to_end import make_folder
 
 STEPS = 6

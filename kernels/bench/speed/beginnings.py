@@ -24,7 +24,6 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from models import TINY, known_config, make_model
 from sebp_edge.events import silent
-from sebp_edge.lessons.examples import Example
 from sebp_edge.ops.measure import relative_error
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.hoist import Hoisted
@@ -34,6 +33,7 @@ from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.training.update import Update
+from sebp_edge.values.example import Example
 from speed.trainers.timer import seconds
 
 NOTE_TOKENS, QUESTIONS, QUESTION_TOKENS, ANSWER_TOKENS = 200, 10, 12, 16

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import OptionError, RecipeError, SebpEdgeError, TextsError
-from sebp_edge.lessons.examples import Example, encode
+from sebp_edge.lessons.examples import encode
 from sebp_edge.machine.devices import clear_frames, pick_device, pick_dtype, release_memory
 from sebp_edge.memory.refusal import refuse_if_too_big
 from sebp_edge.memory.shape_reader import read_shape
@@ -42,6 +42,7 @@ from sebp_edge.sparse.hoist import ATTENTION
 from sebp_edge.sparse.rows.batches import Batch
 from sebp_edge.sparse.rows.row_plan import IGNORE
 from sebp_edge.training.autograd_queue import AutogradQueue
+from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import ModelReference
 from speed.trainers.reference import loss_and_gradients, references
 from speed.trainers.steps import Variant, trained

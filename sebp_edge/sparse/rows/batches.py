@@ -9,10 +9,10 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from sebp_edge.lessons.examples import Example
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.sparse.rows.soft_targets import SoftTargets
+from sebp_edge.values.example import Example
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from sebp_edge.lessons.dataset import Dataset
-from sebp_edge.lessons.examples import NO_DOCUMENT, Outline
-from sebp_edge.lessons.lesson_plans import Lessons
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.buckets import Bucket
+from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.example import NO_DOCUMENT, Outline
+from sebp_edge.values.lessons import Lessons
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024

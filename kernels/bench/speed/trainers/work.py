@@ -20,10 +20,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sebp_edge.lessons.examples import Example
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.sparse.rows.batches import Batch, Collator
 from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.values.example import Example
 from speed.trainers import four_bit
 
 RANK = 16
