@@ -26,7 +26,6 @@ forgetting        makes an adapter forget documents
 verification      trains a version again to check what it has forgotten; verifying runs that training
 version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
-measuring         measures a base model for researchers: gradients, learning rates
 generating        generates text with the model in use
 asking            answers a question from texts with the model in use
 exporting         exports a saved adapter

@@ -23,10 +23,15 @@ def record_story(name: str, folder: Path, work: Path, placeholders) -> dict:
     model, found = str(work / "models" / "llama"), {}
     meanings = {"<training>": "--model <model> --recipe quick.toml --device cpu", "<model>": model}
     meanings["<earlier>"] = str(EARLIER / "saved_by_0_1_0" / "model")
-    for number, line in enumerate((TOLD / f"{name}.txt").read_text(encoding="utf-8").splitlines(), start=1):
+
+    def tell(line: str, told: object) -> None:
+        again = sum(known.partition(" #")[0] == line for known in found)
+        found[f"{line} #{again + 1}" if again else line] = told
+
+    for line in (TOLD / f"{name}.txt").read_text(encoding="utf-8").splitlines():
         match line.strip("[]").split(" ") if line.startswith("[") else ():
             case ["files"]:
-                found[f"{number:03} {line}"] = placeholders.put(files_of(folder / "data"))
+                tell(line, placeholders.put(files_of(folder / "data")))
             case ["more", "notes"]:
                 write_notes(folder / "notes", [*NOTES, *sentences(6, seed=7)])
             case ["pause", name]:
@@ -40,7 +45,7 @@ def record_story(name: str, folder: Path, work: Path, placeholders) -> dict:
                     for word, meaning in meanings.items():
                         command = command.replace(word, meaning)
                     code, *streams = run_command(shlex.split(command))
-                    found[f"{number:03} {written}"] = [code, *map(placeholders.put_in_lines, streams)]
+                    tell(written, [code, *map(placeholders.put_in_lines, streams)])
     return found
 
 

@@ -2,6 +2,7 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
+measuring            reads texts, loads the model and analyzes it
 analysis             analyzes some examples of a dataset
 gradient_sparsity    counts the rows of dL/dY that are zero or small
 objectives           the losses whose gradients are analyzed
