@@ -26,11 +26,11 @@ _HOMES = {
     "Analysis": "sebp_edge.research.analysis.analysis",
     "Answer": "sebp_edge.ask.answer",
     "Completion": "sebp_edge.models.completion",
-    "ExportResult": "sebp_edge.export.result",
-    "Folder": "sebp_edge.reading.folders",
+    "ExportResult": "sebp_edge.export.export_result",
+    "Folder": "sebp_edge.values.folder",
     "Inspection": "sebp_edge.run.inspection",
     "Personalizer": "sebp_edge.personalizer",
-    "Plan": "sebp_edge.memory.plan",
+    "Plan": "sebp_edge.memory.memory_plan",
     "Politeness": "sebp_edge.machine.politeness",
     "Receipt": "sebp_edge.store.erasure",
     "Recipe": "sebp_edge.recipe",
@@ -66,9 +66,9 @@ __all__ = [
 if TYPE_CHECKING:
     from sebp_edge.ask.answer import Answer
     from sebp_edge.errors import SebpEdgeError
-    from sebp_edge.export.result import ExportResult
+    from sebp_edge.export.export_result import ExportResult
     from sebp_edge.machine.politeness import Politeness
-    from sebp_edge.memory.plan import Plan
+    from sebp_edge.memory.memory_plan import Plan
     from sebp_edge.models.completion import Completion
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe

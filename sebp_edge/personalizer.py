@@ -10,29 +10,29 @@ from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
 from sebp_edge.events import Sink, silent
-from sebp_edge.export.result import ExportResult
+from sebp_edge.export.export_result import ExportResult
 from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.memory_plan import Plan
 from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.models.completion import Completion
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.run import asking, exporting, generating, resuming, verifying
+from sebp_edge.run import asking, exporting, generating, resuming, verify_forgotten
 from sebp_edge.run.call import Call
 from sebp_edge.run.forgetting import Forgetting
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
 from sebp_edge.run.one_call import OneCall
 from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.run.verification import Verification
+from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.erasure import Receipt
 from sebp_edge.store.record import AdapterRecord
@@ -174,7 +174,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
     def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
         """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
         with self._begin(stop_when) as call:
-            return verifying.run_verify(call, Place(self.store, name), texts)
+            return verify_forgotten.run_verify(call, Place(self.store, name), texts)
 
     def resume(
         self, job: str | None = None, texts=None, *, changed: str = "refuse", stop_when: threading.Event | None = None
@@ -388,6 +388,6 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         return self._calls.begin(self._make_call, stop_when)
 
     def _make_call(self, signal, *others) -> Call:
-        own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget), Job(self.on_event)
+        own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget), JobSink(self.on_event)
         giving_way = GivingWay(self.politeness, self.device, job, signal, self.meanwhile)
         return Call(*own, job, signal, *others, self.in_use, giving_way)

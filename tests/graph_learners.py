@@ -5,7 +5,7 @@ from builders import make_llama
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
-from sebp_edge.memory.options import FASTEST
+from sebp_edge.memory.memory_options import FASTEST
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.learner import Learner
 from sebp_edge.training.recovery import RecoveringLearner

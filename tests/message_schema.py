@@ -19,18 +19,18 @@ from sebp_edge.ask.answer import Answer
 from sebp_edge.cli.doctor_checks import Finding
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import PROTOCOL, Event
-from sebp_edge.export.result import ExportResult
+from sebp_edge.export.export_result import ExportResult
 from sebp_edge.memory.footprint import Footprint
-from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.memory_options import MemoryOptions
+from sebp_edge.memory.memory_plan import Plan
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import _Facts
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.run.verification import Verification
+from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.serve import messages
-from sebp_edge.serve.jobs import Job
+from sebp_edge.serve.served_jobs import ServedJob
 from sebp_edge.store.difference import Difference
 from sebp_edge.store.erasure import Receipt
 from sebp_edge.store.record import AdapterRecord
@@ -132,7 +132,7 @@ def _params(kind: type):
 
 # Pydantic's models of other protocols, which are defined in the schema, but are no lines of `--json`: those of `serve`.
 OTHERS = [_params(each) for name, each in sorted(vars(messages).items()) if name.endswith("Params")]
-OTHERS.append(create_model("Job", **{name: (hint, ...) for name, hint in hints(Job).items()}))
+OTHERS.append(create_model("Job", **{name: (hint, ...) for name, hint in hints(ServedJob).items()}))
 OTHERS.append(
     create_model("JobEvent", job=str, number=int, phase=str, progress=float, seconds_left=float | None, event=dict)
 )

@@ -10,9 +10,9 @@ from pathlib import Path
 from message_schema import make_schema
 
 from sebp_edge.events import Event
-from sebp_edge.serve.jobs import ACTIVE, ENDED
 from sebp_edge.serve.messages import JOBS
 from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 
 FILE = Path(__file__).parents[1] / "sebp_edge" / "serve" / "messages.ts"
 HEAD = """// The messages of `sebp-edge serve`: made from its schema, not written by hand.

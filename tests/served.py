@@ -15,7 +15,7 @@ from select import select
 import psutil
 from command import IS_COLD, start
 
-from sebp_edge.serve.jobs import ENDED
+from sebp_edge.serve.served_jobs import ENDED
 
 COMMAND = [sys.executable, "-m", "sebp_edge.serve"]
 # A server, its workers and its planners without the seconds that imports take each of them; they are its children.
@@ -54,7 +54,7 @@ with socket.socket(socket.AF_UNIX) as tests:
     sys.exit(int(tests.recv(10) or 1))
 """
 # A machine that runs other tests too would leave nothing to a worker of low priority.
-AS_USUAL = "import sebp_edge.serve.work; sebp_edge.serve.work.lower_priority_of_thread = lambda: None\n"
+AS_USUAL = "import sebp_edge.serve.worker_tasks; sebp_edge.serve.worker_tasks.lower_priority_of_thread = lambda: None\n"
 # What a machine that runs other tests too may take; nothing waits for so long that is not broken.
 SECONDS = 120
 

@@ -50,14 +50,14 @@ USES = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_027
+MAX_LINES = 51_026
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
     "ask": 1_054,
     "basics": 951,
     "basics.pages": 304,
     "cli": 2_963,
-    "export": 1_991,
+    "export": 1_993,
     "lessons": 2_258,
     "machine": 1_012,
     "memory": 1_659,
@@ -65,8 +65,8 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "reading": 6_839,
     "research": 1_793,
-    "run": 6_124,
-    "serve": 2_974,
+    "run": 6_120,
+    "serve": 2_975,
     "sparse": 1_695,
     "sparse.patches": 2_520,
     "sparse.rows": 1_219,
@@ -86,8 +86,8 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/models/gguf/families.py", "sebp_edge/models/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
-    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target.py"),
-    "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/patterns.py", "sebp_edge/reading/folders.py"),
+    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target_folder.py"),
+    "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/patterns.py", "sebp_edge/reading/find_files.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
     "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
@@ -446,7 +446,7 @@ def test_every_module_says_what_it_is_for():
 
 def test_importing_the_package_imports_no_torch():
     code = """
-import sys, sebp_edge, sebp_edge.cli, sebp_edge.memory.plan
+import sys, sebp_edge, sebp_edge.cli, sebp_edge.memory.memory_plan
 sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,7 @@ from stored_adapter import RECORD, FakeAdaptation
 from sebp_edge import AdapterStore
 from sebp_edge.basics.files import make_private, walk
 from sebp_edge.errors import ModelError, StorageError
-from sebp_edge.export.target import new_folder
+from sebp_edge.export.target_folder import new_folder
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.files_digest import files_digest
 from sebp_edge.models.local_models import find_local_models

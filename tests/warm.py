@@ -24,7 +24,7 @@ SET_CHILD_SUBREAPER = 36
 # What commands import once they need it.
 IMPORTED_LATE = (
     *("sebp_edge.cli.commands", "sebp_edge.cli.progress", "sebp_edge.personalizer", "sebp_edge.cli.local_model"),
-    *("transformers.models.llama.modeling_llama", "typer._adapters", "rich.status", "sebp_edge.serve.work"),
+    *("transformers.models.llama.modeling_llama", "typer._adapters", "rich.status", "sebp_edge.serve.worker_tasks"),
 )
 # In bytes.
 LONGEST_REQUEST, LONGEST_REPLY = 2**17, 100

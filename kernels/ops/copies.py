@@ -9,7 +9,7 @@ from torch import Tensor
 from . import backend
 
 
-class Copy(NamedTuple):
+class TensorCopy(NamedTuple):
     """destination = scale * source, rounded once; both [rows, columns], of any strides and floating dtypes."""
 
     source: Tensor
@@ -18,7 +18,7 @@ class Copy(NamedTuple):
 
 
 @torch.no_grad()
-def copy_all(copies: Sequence[Copy]) -> None:
+def copy_all(copies: Sequence[TensorCopy]) -> None:
     """Makes the copies now."""
     if plain := [copy for copy in copies if copy.scale == 1]:
         torch._foreach_copy_([copy.destination for copy in plain], [copy.source for copy in plain])
@@ -27,7 +27,7 @@ def copy_all(copies: Sequence[Copy]) -> None:
             torch.mul(copy.source, copy.scale, out=copy.destination)
 
 
-def repeatedly(copies: Sequence[Copy]) -> Callable[[], None]:
+def repeatedly(copies: Sequence[TensorCopy]) -> Callable[[], None]:
     """A function that makes these copies again and again, in one launch if our kernels can.
 
     It keeps the tensors, and a table that a graph captured with it reads.

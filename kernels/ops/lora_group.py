@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import backend
-from .copies import Copy, copy_all
+from .copies import TensorCopy, copy_all
 from .fp8 import Fp8Weight
 from .joined_weight import BesideFp8, FourBitsWithAdapters, JoinedWeight
 from .quantised import FourBits, Fp8Rows, QuantisedWeight, ScratchBuffer
@@ -204,14 +204,14 @@ class LoraGroup:
         for outputs, matrix in self.matrices():
             backend.implementation(out_NM, "gemm").add_product_(out_NM[:, outputs], x_NK, matrix.T)
 
-    def copies(self) -> list[Copy]:
+    def copies(self) -> list[TensorCopy]:
         """The copies of the trained tensors, so that those of many groups can be made at once."""
         pairs = [*zip(self.loras_A, self.stacked_A.split(self.loras_A[0].shape[0]), strict=True)]
         pairs += zip(self.loras_B, self.stacked_B.split(self.columns), strict=True)
-        copies = [Copy(source.detach(), destination) for source, destination in pairs]
+        copies = [TensorCopy(source.detach(), destination) for source, destination in pairs]
         if isinstance(self.joined, JoinedWeight | BesideFp8):
             sides = zip(self.loras_B, self.joined.beside, strict=True)
-            copies += [Copy(lora_B.detach(), beside, self.scaling) for lora_B, beside in sides]
+            copies += [TensorCopy(lora_B.detach(), beside, self.scaling) for lora_B, beside in sides]
         return copies
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
-from sebp_edge.ask.asking import with_answers
+from sebp_edge.ask.wording import with_answers
 from sebp_edge.lessons.examples import encode
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import NO_DOCUMENT, Example

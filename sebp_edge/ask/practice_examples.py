@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sebp_edge.ask.asking import shown, with_answers
 from sebp_edge.ask.passages import Passage, passages_of
 from sebp_edge.ask.practice import practice_questions
+from sebp_edge.ask.wording import shown, with_answers
 from sebp_edge.lessons.examples import encode
 from sebp_edge.values.answers import stands_in
 from sebp_edge.values.documents import Document, LeftOut

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from sebp_edge.ask.asking import with_answers
-from sebp_edge.ask.quiz import general_questions
+from sebp_edge.ask.make_quiz import general_questions
+from sebp_edge.ask.wording import with_answers
 from sebp_edge.values.documents import Content
 
 LANGUAGE = Path(__file__).parent / "general" / "language.txt"

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sebp_edge.ask.asking import plain_question
+from sebp_edge.ask.wording import plain_question
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.weights import DTYPES, WeightsFile, write_tensors
 from sebp_edge.errors import ExportError
@@ -30,14 +30,14 @@ from sebp_edge.export.gguf_file import (
     write_lora,
     write_model,
 )
+from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.k_quants import K_QUANTS, requantise
 from sebp_edge.export.mlx import read_adapter, write_adapter
+from sebp_edge.export.model_weights import Read
 from sebp_edge.export.ollama import RAW, modelfile
 from sebp_edge.export.read_back import Agreement, BaseComparison, agreement, check_agreement, check_tokens, likeliest
 from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_settings
 from sebp_edge.export.source import Source
-from sebp_edge.export.tokenizer import GgufTokenizer
-from sebp_edge.export.weights import Read
 from sebp_edge.lessons.conversations import plain_message
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.lora import LoraFactors, read_factors

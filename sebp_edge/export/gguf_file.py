@@ -24,7 +24,7 @@ from gguf import (
 from torch import Tensor
 
 from sebp_edge.errors import ExportError
-from sebp_edge.export.weights import MergedWeights, Read
+from sebp_edge.export.model_weights import MergedWeights, Read
 from sebp_edge.models.gguf.families import GgufModel
 from sebp_edge.models.gguf.quantised import quantisation_of_head
 from sebp_edge.models.lora import LoraFactors

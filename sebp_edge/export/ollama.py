@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sebp_edge.errors import ExportError
-from sebp_edge.export.tokenizer import adds_bos
+from sebp_edge.export.gguf_tokenizer import adds_bos
 from sebp_edge.lessons.conversations import render_prompt
 from sebp_edge.values.documents import Unreadable
 

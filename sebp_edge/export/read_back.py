@@ -16,8 +16,8 @@ from sebp_edge.basics.units import percent
 from sebp_edge.errors import ExportError, TextsError
 from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
+from sebp_edge.export.model_weights import Read
 from sebp_edge.export.source import Source
-from sebp_edge.export.weights import Read
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.general_probe import read_probe
 from sebp_edge.models.adaptation import load

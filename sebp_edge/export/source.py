@@ -7,7 +7,7 @@ from typing import get_args
 from torch import nn
 
 from sebp_edge.errors import BaseModelMismatch
-from sebp_edge.export.weights import MergedWeights
+from sebp_edge.export.model_weights import MergedWeights
 from sebp_edge.models import hub
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error

@@ -15,7 +15,7 @@ from sebp_edge.errors import ModelError
 from sebp_edge.lessons.boilerplate import common_spans
 from sebp_edge.lessons.conversations import NotShown, is_of_people, render_conversation, render_plain
 from sebp_edge.lessons.tokens import Span, Spans, Tokenised, tokenise
-from sebp_edge.values.documents import Completion, Content, Conversation, Document, LeftOut, Unreadable
+from sebp_edge.values.documents import Content, Conversation, Document, LeftOut, PromptCompletion, Unreadable
 from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import SILENT, Progress
 
@@ -110,7 +110,7 @@ class _Encoder:
         lines = self._common_lines
         if isinstance(content, str):
             yield content, [(0, len(content))], common_spans(content, lines)
-        elif isinstance(content, Completion):
+        elif isinstance(content, PromptCompletion):
             text = "".join(content)
             spans = [(len(content.prompt), len(text))]
             yield text, spans, _spans_in_answers(text, spans, [content.completion], lines)

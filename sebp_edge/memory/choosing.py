@@ -14,15 +14,15 @@ from itertools import islice
 
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError
-from sebp_edge.machine.fp8 import refuse_without_fp8
+from sebp_edge.machine.fp8_support import refuse_without_fp8
+from sebp_edge.memory.amount_of_work import AmountOfWork
 from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
-from sebp_edge.memory.plan import Choice, Plan
+from sebp_edge.memory.memory_options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
+from sebp_edge.memory.memory_plan import Choice, Plan
 from sebp_edge.memory.prediction import host_bytes, predict_footprint
 from sebp_edge.memory.seconds import estimate_seconds
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.target import ASSUMED_RATE, Target
-from sebp_edge.memory.work import Work
 from sebp_edge.models.four_bits import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
@@ -131,7 +131,7 @@ class _Candidates:
         # The layout depends on the row limit only, so the schedules are laid out once for each.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
-        self._work_by_max_rows: dict[int, Work] = {}
+        self._work_by_max_rows: dict[int, AmountOfWork] = {}
         limits = list(islice(_limits(setup, dataset), num_limits))
 
         def count_work() -> Iterator[int]:
@@ -141,7 +141,7 @@ class _Candidates:
                 for schedule in schedules:
                     schedule.lay_out(limit)
                     yield schedule.last_epoch
-                self._work_by_max_rows[max_rows] = Work.of(
+                self._work_by_max_rows[max_rows] = AmountOfWork.of(
                     schedules,
                     dataset.all_examples,
                     on_gpu=setup.on_gpu,
@@ -241,7 +241,7 @@ class _Candidates:
         return TrainingSetup(self.shape, recipe.with_defaults(), target.on_gpu, target.has_kernels, target.itemsize)
 
 
-def _common(setup: TrainingSetup, work: Work) -> str:
+def _common(setup: TrainingSetup, work: AmountOfWork) -> str:
     """Returns how what texts begin with in common is computed, in words; "" if that is next to nothing."""
     if work.repeated < MIN_REPEATED:
         return ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from sebp_edge.memory.activations import Activations
 from sebp_edge.memory.footprint import Footprint
-from sebp_edge.memory.options import MAX_GRADIENTS_AT_ONCE
+from sebp_edge.memory.memory_options import MAX_GRADIENTS_AT_ONCE
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.models.four_bits import NF4_BYTES
 from sebp_edge.sparse.patches.counts import FP32, has_one_gradient

@@ -1,7 +1,7 @@
 """Estimates how long a training takes, from measured rates and costs."""
 
+from sebp_edge.memory.amount_of_work import AmountOfWork
 from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.memory.work import Work
 from sebp_edge.sparse.patches.counts import CHUNK_ROWS
 
 # Time of a training over that of its matrix products: for captured steps on an H200, and for eager ones on CPUs.
@@ -24,7 +24,7 @@ TOKENS_PER_ROUNDING_GPU, TOKENS_PER_ROUNDING_CPU = 2200, 300
 HOST_RATE = 24e9
 
 
-def estimate_seconds(setup: TrainingSetup, work: Work, rate: float) -> float:
+def estimate_seconds(setup: TrainingSetup, work: AmountOfWork, rate: float) -> float:
     """Estimates the time of the work at `rate` floating-point operations per second.
 
     Per parameter, a token takes 2 operations forward, 2 for the input's gradient, 2 for the weight's gradient if all

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sebp_edge.basics.flash_attention import HEAD_SIZES
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.patches.counts import (

@@ -9,7 +9,7 @@ loading, encoders      load a base model and its tokenizer, and an encoder to an
 gguf_base              base models in GGUF files
 libraries              keeps libraries from printing and from needless imports
 older_names            what transformers 5 renamed in configs, for programs that read the names before
-soundness, weights     refuse damaged or hostile model folders and weight files
+soundness              refuses damaged or hostile model folders
 fingerprint            identifies a base model by its weights
 architecture           what the sparse backward pass needs to know of a model
 shape, model_shape     its sizes as numbers, for plans, and how they are read from a model

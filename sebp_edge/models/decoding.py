@@ -26,7 +26,7 @@ from sebp_edge.models.loading import refuse_unknown_tokens
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
 from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks, needs_no_mask, no_masks, why_not_rows
-from sebp_edge.models.sampling import Draw, NonFiniteLogits, Sampling
+from sebp_edge.models.sampling import NonFiniteLogits, Sampler, Sampling
 from sebp_edge.models.threaded_linear import threaded_linears
 
 # The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
@@ -156,7 +156,7 @@ class Decoder:
         rows = []
         for number, prompt in enumerate(prompts):
             room = self._room_after(prompt)
-            draw = Draw(sampling, self._model.device)
+            draw = Sampler(sampling, self._model.device)
             left = min(sampling.max_new_tokens, room)
             rows.append(_Row(number, prompt, left, choose or (None if draw.is_greedy else draw)))
         self._ends, self._on_token = {*end_ids, *end_ids_of(self._model)}, on_token
@@ -315,7 +315,7 @@ class Decoder:
         if any(row.left and token < 0 for row, token in zip(rows, found, strict=True)):
             raise NonFiniteLogits
         draw = rows[0].choose  # those of the other rows are of the same sampling
-        if isinstance(draw, Draw) and not draw.is_random:
+        if isinstance(draw, Sampler) and not draw.is_random:
             found = draw.likeliest([row.tokens for row in rows], logits)
         elif draw is not None:
             found = [row.left and row.choose(row.tokens, logits[at : at + 1]) for at, row in enumerate(rows)]

@@ -27,7 +27,7 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
-from sebp_edge.machine.fp8 import refuse_without_fp8
+from sebp_edge.machine.fp8_support import refuse_without_fp8
 from sebp_edge.models import fp8, hub
 from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes

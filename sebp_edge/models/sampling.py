@@ -77,7 +77,7 @@ class NonFiniteLogits(ArithmeticError):
     """The model's logits are NaN or infinite, so no next token can be chosen."""
 
 
-class Draw:
+class Sampler:
     """Chooses the next tokens of one text. Texts with the same seed draw the same numbers, alone and in a batch.
 
     Attributes:

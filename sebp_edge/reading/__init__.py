@@ -2,7 +2,7 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-patterns, vaults, folders        which files of a folder are read
+patterns, vaults, find_files     which files of a folder are read
 not_theirs, foreign              what its owner did not write; other programs' files, which are not read
 no_notes                         folders that nobody would call notes
 formats, exports, readers        files, strings, folders and records -> texts and chats -> documents

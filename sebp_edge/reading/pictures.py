@@ -6,7 +6,7 @@ The data of one photo would be more tokens than all of its owner's notes.
 import re
 from collections import Counter
 
-from sebp_edge.values.documents import Completion, Content
+from sebp_edge.values.documents import Content, PromptCompletion
 
 # In characters; shorter data is an example that somebody wrote about, unless it is a picture's.
 MIN_LENGTH = 64
@@ -68,8 +68,8 @@ def without_data(content: Content) -> tuple[Content, Counter[str]]:
     found: Counter[str] = Counter()
     if isinstance(content, str):
         return _without(content, found), found
-    if isinstance(content, Completion):
-        return Completion(*(_without(text, found) for text in content)), found
+    if isinstance(content, PromptCompletion):
+        return PromptCompletion(*(_without(text, found) for text in content)), found
     messages = ({**message, "content": _without(message["content"], found)} for message in content.messages)
     return content._replace(messages=tuple(messages)), found
 

@@ -13,9 +13,9 @@ from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
 from sebp_edge.reading.exports import BY_ENDING, Part, read_file
 from sebp_edge.reading.exports.archives import find_members, is_archive, read_member
-from sebp_edge.reading.folders import expand_user, find_files
+from sebp_edge.reading.find_files import expand_user, find_files
 from sebp_edge.reading.formats import FORMATS, MARKDOWN, text_size
-from sebp_edge.reading.formats.records import Read, read_records
+from sebp_edge.reading.formats.record_files import Read, read_records
 from sebp_edge.reading.not_theirs import LICENCE, is_licence
 from sebp_edge.reading.pictures import without_data
 from sebp_edge.reading.vaults import Vault

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from sebp_edge.reading.foreign import foreign_export
-from sebp_edge.values.documents import Completion, Content, Conversation, Message, Unreadable, texts_of
+from sebp_edge.values.documents import Content, Conversation, Message, PromptCompletion, Unreadable, texts_of
 
 # A prompt and its completion have one of these names each; the first ones are our own.
 PROMPTS = ("prompt", "instruction", "question", "query", "input")
@@ -199,7 +199,7 @@ def _answer(fields: _Fields, prompt: str, completion: str) -> Content:
             raise Unreadable("no message from the assistant")
     conversation = _conversation(fields, asked + answer)
     if plain and len(conversation.messages) == 2 and not conversation.tools:
-        return Completion(*(message["content"] for message in conversation.messages))
+        return PromptCompletion(*(message["content"] for message in conversation.messages))
     return conversation
 
 

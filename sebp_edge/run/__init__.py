@@ -3,7 +3,8 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 adapting          Adapting: one adaptation, from texts to a saved version
-work, resuming    an adaptation as a job of the store: its beginning, its end, and going on with it
+adaptation_job, resuming
+                  an adaptation as a job of the store: its beginning, its end, and going on with it
 one_call          begins one call at a time, stops and pauses it
 call              what a call works with, and how it is stopped
 job               one call as a job: the id of its events, and how far the whole is
@@ -23,7 +24,7 @@ expectations      says what to expect of an adapted model of this size
 saving            saves the adapter; if that fails, saves it elsewhere
 reporting         Report: the facts of a run, which its version, page and result read
 forgetting        makes an adapter forget documents
-verification      trains a version again to check what it has forgotten; verifying runs that training
+verify_forgotten  trains a version again to check what it has forgotten
 version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
 generating        generates text with the model in use

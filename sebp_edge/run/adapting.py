@@ -21,6 +21,7 @@ from sebp_edge.memory.guard import MemoryGuard
 from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
 from sebp_edge.models.loading import decoder_config
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.call import Call
 from sebp_edge.run.encoding import TrainingPreparation
@@ -34,7 +35,6 @@ from sebp_edge.run.saving import NewVersion, Place, describe_activation, describ
 from sebp_edge.run.start import Beginning
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
-from sebp_edge.run.work import Work
 from sebp_edge.run.work_ahead import (
     ATTACH,
     SAVE,
@@ -77,7 +77,7 @@ class Adapting:
         self,
         call: Call,
         place: Place,
-        work: Work,
+        work: AdaptationJob,
         *,
         activate_anyway: bool = False,
         keep_samples: bool = False,
@@ -391,7 +391,9 @@ class Adapting:
         return MachineError(f"Out of {call.device.type.upper()} memory {when}; nothing was saved. {advice}.")
 
 
-def train_again(call: Call, place: Place, work: Work, remaining: Remaining, *, activate_anyway: bool) -> SavedAdapter:
+def train_again(
+    call: Call, place: Place, work: AdaptationJob, remaining: Remaining, *, activate_anyway: bool
+) -> SavedAdapter:
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
     The new version is saved, outside the store if the place is; the gate compares it with the base model only.

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
-from sebp_edge.ask.asking import prompt_for, shown
 from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
+from sebp_edge.ask.wording import prompt_for, shown
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.lessons.prompts import EncodedPrompt, check_prompt
 from sebp_edge.models.generation import generate_text

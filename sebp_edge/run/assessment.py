@@ -13,7 +13,7 @@ from sebp_edge.models.adaptation import Adaptation, load
 from sebp_edge.models.decoding import Decoder
 from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
@@ -67,7 +67,7 @@ class Assessor:
         checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
     """
 
-    def __init__(self, run: TrainingRun, documents: list[Document], job: Job, checks: Sequence[Callable[[], None]]):
+    def __init__(self, run: TrainingRun, documents: list[Document], job: JobSink, checks: Sequence[Callable[[], None]]):
         self._run, self._documents, self._job, self._checks = run, documents, job, checks
         splits = run.task.dataset.splits()
         self._test = list(chain.from_iterable(split.test for split in splits))

@@ -16,7 +16,7 @@ from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.memory_plan import Plan
 from sebp_edge.memory.shape_reader import read_shape
 from sebp_edge.memory.target import Target
 from sebp_edge.memory.this_machine import target_of

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sebp_edge.basics.labels import IGNORE
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Sink
-from sebp_edge.memory.options import FASTEST, FEW_LOGITS, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, FEW_LOGITS, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.run.phases import COPIED_TOKENS

@@ -6,7 +6,7 @@ from itertools import chain
 from sebp_edge.ask.general_texts import chat_examples, chat_questions
 from sebp_edge.events import Notice, TextsRead
 from sebp_edge.lessons.learnable import refuse_unlearnable
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.architecture import longest_sequence
 from sebp_edge.models.hub_cache import has_own_tokenizer
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens

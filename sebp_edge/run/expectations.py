@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import mostly
-from sebp_edge.values.documents import Completion, Content, Conversation
+from sebp_edge.values.documents import Content, Conversation, PromptCompletion
 from sebp_edge.values.model_reference import ModelReference
 
 # Below these numbers of parameters.
@@ -39,7 +39,7 @@ def what_the_kind_can_do(contents: Sequence[Content], recipe: Recipe, *, has_tem
     """
     if recipe.questions:
         return _WHAT_A_QUIZ_SHOWS
-    if not mostly(contents, Completion | Conversation):
+    if not mostly(contents, PromptCompletion | Conversation):
         return (
             "It will continue texts in your voice. It will not answer questions about them; for that, use the command "
             "`sebp-edge ask`."

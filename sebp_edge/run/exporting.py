@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from sebp_edge.export.export import check_options, export
-from sebp_edge.export.result import ExportResult
+from sebp_edge.export.export_result import ExportResult
+from sebp_edge.export.exporter import check_options, export
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.call import Call
 from sebp_edge.run.phases import phases_of_export

@@ -9,7 +9,7 @@ from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import FittingRecipe, Recipe
 from sebp_edge.run.texts_comparison import made_for_others
 from sebp_edge.store.adapter import Adapter
-from sebp_edge.values.documents import Completion, Content, Conversation
+from sebp_edge.values.documents import Content, Conversation, PromptCompletion
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.preparation_progress import SILENT, Progress
 from sebp_edge.values.reading import Reading
@@ -56,7 +56,7 @@ def fitting_recipe(contents: Sequence[Content], num_tokens: Sequence[int], refer
     """Returns the name of the bundled recipe that fits documents with these numbers of tokens, and a model."""
     if mostly(contents, Conversation):
         return "chat"
-    if mostly(contents, Completion | Conversation):
+    if mostly(contents, PromptCompletion | Conversation):
         return "instruct"
     is_long = median(num_tokens or [0]) > 4 * Recipe.load("notes").context_length
     return "long" if is_long else notes_recipe(reference)

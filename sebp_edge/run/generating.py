@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from sebp_edge.ask.asking import prompt_for
+from sebp_edge.ask.wording import prompt_for
 from sebp_edge.lessons.prompts import Messages, check_prompt, encode_prompt, encode_texts
 from sebp_edge.models.completion import Completion, complete_text
 from sebp_edge.models.generation import generate_text

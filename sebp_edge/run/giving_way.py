@@ -14,7 +14,7 @@ from sebp_edge.events import Notice, Waiting
 from sebp_edge.machine import devices, process
 from sebp_edge.machine.gpu_use import GpuUse
 from sebp_edge.machine.politeness import Politeness, is_on_battery
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 
 # How often it is looked whether there is a reason to wait, and whether a wait is over or was ended.
 LOOK_SECONDS, POLL_SECONDS = 1.0, 0.1
@@ -50,7 +50,7 @@ class GivingWay:
         self,
         politeness: Politeness,
         device: torch.device,
-        job: Job,
+        job: JobSink,
         signal: StopSignal,
         meanwhile: Callable[[], None] = lambda: None,
     ):

@@ -74,7 +74,7 @@ class Phase:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Job:
+class JobSink:
     """The sink of one call; also a context manager, in which its clock runs.
 
     Args:
@@ -97,7 +97,7 @@ class Job:
         self._sent, self.fraction, self._resumed_at = self._began, 0.0, 0.0
         self._told: float | None = None  # the least that was told for the whole, in seconds
 
-    def __enter__(self) -> "Job":
+    def __enter__(self) -> "JobSink":
         self._own_clock.__enter__()
         return self
 

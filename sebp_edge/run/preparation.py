@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from sebp_edge.ask.general_texts import general_examples
+from sebp_edge.ask.make_quiz import make_quiz
 from sebp_edge.ask.practice_examples import encode_practice
-from sebp_edge.ask.quiz import make_quiz
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
@@ -17,8 +17,8 @@ from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import fill_free_memory, make_plan
-from sebp_edge.memory.options import FASTEST, MemoryOptions
-from sebp_edge.memory.plan import Plan
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_plan import Plan
 from sebp_edge.memory.target import Target
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.recipe import Recipe

@@ -17,7 +17,7 @@ from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Sink
 from sebp_edge.lessons.general_probe import encode_probe, read_probe
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.sparse.rows.batches import Collator

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from sebp_edge.ask.asking import end_ids, prompt_for
-from sebp_edge.ask.quiz import REPLY_TOKENS
+from sebp_edge.ask.make_quiz import REPLY_TOKENS
+from sebp_edge.ask.wording import end_ids, prompt_for
 from sebp_edge.models.generation import answer_all
 from sebp_edge.models.loading import BaseModel
 from sebp_edge.training.quiz import Replies

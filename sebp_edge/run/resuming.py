@@ -8,16 +8,16 @@ from typing import TypeVar
 
 from sebp_edge.errors import Interrupted, JobError, OptionError, Paused
 from sebp_edge.machine import devices
+from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
 from sebp_edge.run.forgetting import Forgetting, Remaining, forget
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.run.work import Work
 from sebp_edge.store.erasure import Receipt
-from sebp_edge.store.jobs import Job
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.store.stored_jobs import Job
 from sebp_edge.values.folder import Folder
 
 CHANGED = ("refuse", "without", "again")
@@ -45,7 +45,7 @@ def politely(call: Call, texts, do: Callable[..., Result], *arguments) -> Result
 
 
 def run_adapt(
-    call: Call, place: Place, texts, options: dict, work: Work | None = None
+    call: Call, place: Place, texts, options: dict, work: AdaptationJob | None = None
 ) -> AdaptResult | UnchangedResult:
     """Adapts: see `Personalizer.adapt`, whose other arguments are the options.
 
@@ -54,7 +54,7 @@ def run_adapt(
     """
     devices.refuse_several_processes()
     place.store.check_writable(place.name, place.out)
-    work = work or Work.begin(call, place, "adapt", options, texts)
+    work = work or AdaptationJob.begin(call, place, "adapt", options, texts)
     with work.running(call):
         adapting = Adapting(
             call,
@@ -73,7 +73,7 @@ def run_forget(
     texts,
     options: dict,
     on_found: Callable[[Forgetting], None] | None = None,
-    work: Work | None = None,
+    work: AdaptationJob | None = None,
 ) -> Receipt:
     """Forgets documents: see `Personalizer.forget`, whose other arguments are the options."""
     devices.refuse_several_processes()
@@ -85,7 +85,7 @@ def run_forget(
 
     def train(remaining: Remaining) -> SavedAdapter:
         begun = options | {"documents": remaining.forgotten}
-        own = work or Work.begin(call, place, "forget", begun, texts)
+        own = work or AdaptationJob.begin(call, place, "forget", begun, texts)
         with own.running(call):
             return train_again(call, place, own, remaining, activate_anyway=options["activate_anyway"])
 
@@ -126,7 +126,7 @@ def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | Unchanged
     if changed == "again" and record.fixed:
         with job.held():
             job.start_over()
-    work = Work(call.store, job, changed)
+    work = AdaptationJob(call.store, job, changed)
     # As many threads as it began with, since another number rounds differently.
     with devices.limited_threads(job.arguments()["politeness"].threads):
         if record.kind == "forget":

@@ -16,7 +16,7 @@ from sebp_edge.models.loading import BaseModel
 from sebp_edge.models.sampling import Sampling
 from sebp_edge.run.phases import NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.store.training_report import Sample
-from sebp_edge.values.documents import Completion, Content, Conversation, Document
+from sebp_edge.values.documents import Content, Conversation, Document, PromptCompletion
 
 NUM_SAMPLES = 3
 # A beginning ends at a sentence or a line if it has so many characters by then.
@@ -117,7 +117,7 @@ def continue_each(
 def _beginning_of(content: Content) -> str | list[dict[str, str]]:
     if isinstance(content, Conversation):
         return list(content.messages[: content.turns[0]])
-    if isinstance(content, Completion):
+    if isinstance(content, PromptCompletion):
         return content.prompt
     return _first_words(content)
 

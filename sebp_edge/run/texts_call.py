@@ -15,7 +15,7 @@ from sebp_edge.memory.target import Target
 from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, notes_recipe, read_for
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.model_reference import ModelReference
@@ -41,7 +41,7 @@ class TextsCall(ABC):
     store: AdapterStore
     me: tuple[str, ...]
     budget: MemoryBudget | None
-    job: Job
+    job: JobSink
     signal: StopSignal
 
     @property

@@ -5,10 +5,10 @@ from dataclasses import replace
 from itertools import chain
 
 from sebp_edge.ask.general_texts import chat_questions
-from sebp_edge.ask.quiz import REPLY_TOKENS
-from sebp_edge.memory.plan import Choice, Plan
+from sebp_edge.ask.make_quiz import REPLY_TOKENS
+from sebp_edge.memory.amount_of_work import TOKENS_PER_STEP_CPU
+from sebp_edge.memory.memory_plan import Choice, Plan
 from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
-from sebp_edge.memory.work import TOKENS_PER_STEP_CPU
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import (
     DECODING,

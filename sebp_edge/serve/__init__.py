@@ -8,11 +8,12 @@ __main__         moves the protocol's streams away, then starts the supervisor
 supervisor       one loop: requests, events of the worker, the clock; has no torch
 methods          what the protocol offers, by name
 messages         requests and results; refusals with stable codes
-jobs, journal    states of jobs; what survives: their numbered events
+served_jobs, journal
+                 states of jobs; what survives: their numbered events
 shelf            methods about saved adapters, models and reports
 planning         plans as the supervisor sees them; planner, the short process without torch that makes one
 worker_process   the worker as the supervisor sees it
-worker           the worker's entry, which has no torch yet; tasks, what it is to do; work, how it does that
+worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
 served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
 ends             no process outlives the one that started it

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sebp_edge.serve.ends import command_of
-from sebp_edge.serve.jobs import ENDED
 from sebp_edge.serve.messages import PROTOCOL
+from sebp_edge.serve.served_jobs import ENDED
 from sebp_edge.serve.streams import MAX_LINE
 
 __all__ = ["Client", "ServerError"]

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from sebp_edge.errors import StorageError
 from sebp_edge.serve import messages
-from sebp_edge.serve.jobs import ACTIVE, ENDED
 from sebp_edge.serve.messages import (
     JOBS,
     CancelParams,
@@ -21,6 +20,7 @@ from sebp_edge.serve.messages import (
     SubscribeParams,
     parse,
 )
+from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 from sebp_edge.store.names import is_plain
 
 

@@ -15,7 +15,7 @@ from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run.inspection import Inspection
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import plan_for
 from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
@@ -54,7 +54,7 @@ def _ask(params: TextsParams, request: dict) -> dict:
         me=params.me,
         budget=None if request["memory_budget"] is None else MemoryBudget.parse(request["memory_budget"]),
         signal=StopSignal(),
-        job=Job(silent),
+        job=JobSink(silent),
     )
     if not isinstance(params, PlanParams):
         return Inspection.of(call, texts_of(params), params.name or call.recipe.default_name).to_dict()

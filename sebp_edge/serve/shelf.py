@@ -26,7 +26,7 @@ from sebp_edge.serve.messages import (
     VersionParams,
 )
 from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.jobs import JobRecord, settings_of
+from sebp_edge.store.stored_jobs import JobRecord, settings_of
 
 
 def open_store(settings: InitializeParams) -> AdapterStore:

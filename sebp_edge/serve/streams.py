@@ -41,7 +41,7 @@ def take_streams() -> tuple[int, int]:
     return taken
 
 
-class TooLong:
+class LongLine:
     """Stands for a line that was longer than `MAX_LINE`, which is not kept."""
 
 
@@ -57,7 +57,7 @@ class Lines:
     def __init__(
         self,
         descriptor: int,
-        receive: Callable[[bytes | type[TooLong] | None], None],
+        receive: Callable[[bytes | type[LongLine] | None], None],
         wait: Callable[[], None] = lambda: None,
     ):
         self._descriptor, self._receive, self._wait = descriptor, receive, wait
@@ -90,7 +90,7 @@ class Lines:
                     pending += part
                     is_too_long = len(pending) > MAX_LINE
                 self._ahead.acquire()
-                self._receive(TooLong if is_too_long else bytes(pending))
+                self._receive(LongLine if is_too_long else bytes(pending))
                 pending, is_too_long = bytearray(), False
             pending += rest
             if len(pending) > MAX_LINE:

@@ -26,7 +26,6 @@ from sebp_edge.basics.version import __version__
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite
 from sebp_edge.serve.ends import Parent
-from sebp_edge.serve.jobs import ACTIVE, Job, Jobs
 from sebp_edge.serve.messages import (
     PROTOCOL,
     InitializeParams,
@@ -42,7 +41,8 @@ from sebp_edge.serve.messages import (
 )
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
 from sebp_edge.serve.planning import Planning
-from sebp_edge.serve.streams import Lines, Outbox, TooLong
+from sebp_edge.serve.served_jobs import ACTIVE, ServedJob, ServedJobs
+from sebp_edge.serve.streams import Lines, LongLine, Outbox
 from sebp_edge.serve.worker_process import WorkerProcess
 
 # The worker has so many seconds to save a job's state when the app is gone, to stop a job, and to pause it.
@@ -79,7 +79,7 @@ class Supervisor:
         self._store = None
         self._keep: Callable | None = None  # see `shelf.keep_job`
         self.folders: list[Path] = []
-        self.jobs: Jobs | None = None
+        self.jobs: ServedJobs | None = None
         self._worker: WorkerProcess | None = None
         self._running: str | None = None  # the id of the job that the worker has
         self._kill_at: float | None = None  # if it has not ended the job by then
@@ -125,7 +125,7 @@ class Supervisor:
         from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
 
         store = self._store = shelf.open_store(params)
-        jobs = Jobs.open(store.folder, self._is_resumable)
+        jobs = ServedJobs.open(store.folder, self._is_resumable)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
         self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
@@ -173,7 +173,7 @@ class Supervisor:
         self._worker.send({"do": "pause job"})
         self._kill_at = time.monotonic() + PAUSE_SECONDS
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: ServedJob) -> None:
         """Cancels a job in any state."""
         if job.state in ACTIVE:
             if job.state != "cancelling":
@@ -205,16 +205,16 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- the app
 
-    def _receive(self, line: bytes | type[TooLong] | None) -> None:
+    def _receive(self, line: bytes | type[LongLine] | None) -> None:
         self._inbox.put(lambda: self._handle(line))
 
-    def _handle(self, line: bytes | type[TooLong] | None) -> None:
+    def _handle(self, line: bytes | type[LongLine] | None) -> None:
         if line is None:
             self.end()
             return
         id = None
         try:
-            if line is TooLong:
+            if line is LongLine:
                 raise Refusal("too_long", "The line is too long.", "Give texts as files.")
             message = read(line)
             id = message["id"]
@@ -369,7 +369,7 @@ class Supervisor:
             worker.handled()
         if worker is not self._worker:  # what one that was killed had still told
             return
-        if line is None or line is TooLong:
+        if line is None or line is LongLine:
             self._drop_worker("worker_ended", "The worker ended unexpectedly")
             return
         message = json.loads(line)
@@ -424,14 +424,14 @@ class Supervisor:
         is_cancelled = self.jobs.get(self._running).state == "cancelling"
         self._job_ended("interrupted", {"error": CANCELLED if is_cancelled else shown(why)})
 
-    def _stored(self, job: Job):
+    def _stored(self, job: ServedJob):
         """Returns what the store has saved of a job; None if it has nothing."""
         return next((one for one in self._store.jobs.list() if one.id == job.stored), None)
 
-    def _is_resumable(self, job: Job) -> bool:
+    def _is_resumable(self, job: ServedJob) -> bool:
         return self._stored(job) is not None
 
-    def _remove_stored(self, job: Job, *, only_queued: bool = False) -> None:
+    def _remove_stored(self, job: ServedJob, *, only_queued: bool = False) -> None:
         """Deletes what the store has of a job; `only_queued` if it was never begun."""
         stored = self._stored(job)
         if stored is not None and (not only_queued or stored.state == "queued"):

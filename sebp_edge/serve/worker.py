@@ -16,7 +16,7 @@ def main() -> None:
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
     tasks = Tasks(descriptors[0], lambda task: outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]}))
     try:
-        from sebp_edge.serve.work import Worker
+        from sebp_edge.serve.worker_tasks import Worker
     except (ImportError, OSError) as error:  # a damaged installation, or an app that was frozen without a library
         outbox.send({"tells": "broken", "why": f"{type(error).__name__}: {error}"})
         outbox.drain(1.0)

@@ -24,10 +24,10 @@ from sebp_edge.ops import Prefixes, Scores, backend, gather_rows, sequence_atten
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 from sebp_edge.sparse.patches.agreement import trial_batch
 from sebp_edge.sparse.patches.attention import FusedAttention
-from sebp_edge.sparse.patches.checkpoints import Checkpoints
+from sebp_edge.sparse.patches.checkpoints import CheckpointedBlocks
 from sebp_edge.sparse.patches.counts import CHUNK_ROWS, MAX_DQ_BYTES
+from sebp_edge.sparse.patches.fused_lora import FusedLora
 from sebp_edge.sparse.patches.last_layer import LastLayer, Watch
-from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.loss import Head
 from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
@@ -110,7 +110,7 @@ class Hoisted(Patch):
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
-            self._include(Checkpoints(decoder, self._num_checkpoints, offload=self._offload), self._recomputing)
+            self._include(CheckpointedBlocks(decoder, self._num_checkpoints, offload=self._offload), self._recomputing)
             if self._check is not None:
                 self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)

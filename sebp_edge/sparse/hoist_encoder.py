@@ -41,7 +41,7 @@ from sebp_edge.sparse.patches.agreement import (
     graph_cut_after,
 )
 from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
-from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.fused_lora import FusedLora
 from sebp_edge.sparse.patches.patch import Patch
 from sebp_edge.sparse.patches.state import ModelState
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens

@@ -22,7 +22,7 @@ from sebp_edge.sparse.patches.agreement import (
     trial_batch,
     without_main_grads,
 )
-from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.fused_lora import FusedLora
 from sebp_edge.sparse.patches.state import are_equal, describe
 from sebp_edge.sparse.patches.stops import Stops
 from sebp_edge.sparse.rows.active_tokens import ActiveTokens

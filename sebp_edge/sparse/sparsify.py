@@ -36,9 +36,9 @@ from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_li
 from sebp_edge.ops.rows import num_active
 from sebp_edge.sparse.causality import Causality, ends_row_by_row
 from sebp_edge.sparse.patches.checkpoints import is_in_checkpoint
+from sebp_edge.sparse.patches.fused_lora import FusedLora
 from sebp_edge.sparse.patches.kept_inputs import KeptInputs
 from sebp_edge.sparse.patches.last_layer import LastLayer
-from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.loss import FusedLoss
 from sebp_edge.sparse.patches.patch import Patch, forward_of, has_own_forward
 from sebp_edge.sparse.patches.state import ModelState
@@ -53,7 +53,7 @@ from sebp_edge.sparse.rows.batch_rows import (
 )
 from sebp_edge.sparse.rows.row_plan import RowPlan
 from sebp_edge.sparse.rows.row_rule import DroppedRows, RowRule, Selection
-from sebp_edge.sparse.verification import UnverifiedRows, Verification
+from sebp_edge.sparse.verification import UnverifiedRows, VerifiedCalls
 
 # Gathering the rows of a norm or an activation saves time only from this many skipped elements on, and from this many
 # skipped rows per active row. Below, the launches on the host or the second forward pass on the GPU cost more.
@@ -211,7 +211,7 @@ class Sparsified(Patch):
         if not self._keeps_logits:
             loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
         parameters = list(self.model.parameters())
-        return _Findings(first_modules, layers_after_attention(self._inner), loss, parameters, Verification())
+        return _Findings(first_modules, layers_after_attention(self._inner), loss, parameters, VerifiedCalls())
 
     @contextmanager
     def _calling(self, call: "_Call") -> Iterator[None]:
@@ -322,7 +322,7 @@ class _Findings:
     after_attention: set[nn.Module]
     loss: FusedLoss | None
     parameters: list[nn.Parameter]
-    verification: Verification
+    verification: VerifiedCalls
     causality: Causality | None = None
     state: ModelState | None = None
 

@@ -36,7 +36,7 @@ INCOMPLETE_GRADIENTS = (
 )
 
 
-class Verification:
+class VerifiedCalls:
     """Records which kinds of a model's calls were verified.
 
     Attributes:
@@ -162,7 +162,7 @@ class UnverifiedRows:
 class _GradientCheck:
     """Checks gradients of one call's tensors, and reports at the end of the backward pass."""
 
-    def __init__(self, verification: Verification, *, raises: bool):
+    def __init__(self, verification: VerifiedCalls, *, raises: bool):
         self._verification, self._raises = verification, raises
         self._wrong: Tensor | None = None
 

@@ -33,12 +33,12 @@ from sebp_edge.store.folders import (
     version_numbers,
     write_version,
 )
-from sebp_edge.store.jobs import Job, Jobs
 from sebp_edge.store.lock import locked
 from sebp_edge.store.names import check_name, folder_of
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.salt import read_number, read_salt, write_number
 from sebp_edge.store.saved import DOCUMENTS, SavedAdapter
+from sebp_edge.store.stored_jobs import Job, Jobs
 from sebp_edge.store.training_report import SAMPLES
 from sebp_edge.store.version_documents import DocumentList, KnownDocument
 from sebp_edge.store.version_report import VersionReport

@@ -5,7 +5,7 @@
     <data folder>/adapters/.numbers/<hash>      the highest version number that an adapter's name has had
     <data folder>/adapters/.salt                the salt of the hashes of names
     <data folder>/adapters/.models              where the base models are that were given as a folder or a file
-    <data folder>/adapters/.jobs/               trainings that can be resumed (see `sebp_edge.store.jobs`)
+    <data folder>/adapters/.jobs/               trainings that can be resumed (see `sebp_edge.store.stored_jobs`)
 
 `sebp_edge.store.names` says which folder has which adapter.
 """
@@ -24,11 +24,11 @@ from sebp_edge.store import archive, model_paths
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.folders import adapter_names, delete, flush_all, leftovers, size_of, temporary_folder
 from sebp_edge.store.garbage import KEPT_VERSIONS, Garbage, old_versions
-from sebp_edge.store.jobs import Jobs
 from sebp_edge.store.lock import locked
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.salt import read_salt
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.store.stored_jobs import Jobs
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21

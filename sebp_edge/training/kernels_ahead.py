@@ -19,7 +19,7 @@ from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.models.architecture import head_size_of
 from sebp_edge.ops import AdamW, Moments, backend
-from sebp_edge.ops.copies import Copy, repeatedly
+from sebp_edge.ops.copies import TensorCopy, repeatedly
 from sebp_edge.ops.joined_weight import JoinedWeight
 from sebp_edge.recipe import Recipe
 
@@ -126,7 +126,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number) for number in (1, 2, 3))
-    yield lambda: repeatedly([Copy(new(ROWS, rank, dtype=torch.float32), low)])()
+    yield lambda: repeatedly([TensorCopy(new(ROWS, rank, dtype=torch.float32), low)])()
     yield add_loras_backward
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)

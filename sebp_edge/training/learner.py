@@ -15,7 +15,7 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, restore, snapshot, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.batches import Collator

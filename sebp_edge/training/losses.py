@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import Notice, Sink
-from sebp_edge.memory.options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
-from sebp_edge.memory.work import shared_sizes
+from sebp_edge.memory.amount_of_work import shared_sizes
+from sebp_edge.memory.memory_options import FASTEST, MAX_PADDED_LOGITS, MemoryOptions
 from sebp_edge.models.lora import without_adapter
 from sebp_edge.sparse.copy_trial import copy_mismatch
 from sebp_edge.sparse.hoist_if_exact import hoist_if_exact

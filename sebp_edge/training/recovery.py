@@ -20,7 +20,7 @@ from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
 from sebp_edge.machine.devices import clear_frames, release_memory, synchronize
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, trainable
 from sebp_edge.recipe import Recipe
 from sebp_edge.sparse.rows.batches import Collator

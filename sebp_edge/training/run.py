@@ -16,7 +16,7 @@ from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.ops import precise_sums

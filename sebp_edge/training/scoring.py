@@ -12,7 +12,7 @@ from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.events import ExamplesEvaluated, Sink, silent
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.sparse.rows.schedule import RowLimit
 from sebp_edge.training.evaluation import HeldOutLoss, sum_by_document

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.training.losses import RowLosses
 from sebp_edge.training.scoring import in_micro_batches

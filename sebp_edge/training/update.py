@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.memory.options import FASTEST, MAX_GRADIENTS_AT_ONCE, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MAX_GRADIENTS_AT_ONCE, MemoryOptions
 from sebp_edge.ops import AdamW, Moments, adamw_
 from sebp_edge.recipe import Recipe
 from sebp_edge.training.graphs import GraphPool

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sebp_edge.errors import TextsError
 
 
-class Completion(NamedTuple):
+class PromptCompletion(NamedTuple):
     """A prompt and its completion; only the completion has loss."""
 
     prompt: str
@@ -44,7 +44,7 @@ def turns_with_loss(messages: Sequence[Message]) -> list[int]:
     ]
 
 
-Content = str | Completion | Conversation
+Content = str | PromptCompletion | Conversation
 
 
 _COUNT = re.compile(r": ([\d,]*\d(?: of [\d,]+)?)\Z| \((?:byte|line) [\d,]+\)")
@@ -136,7 +136,7 @@ class Document:
 
     def as_chat(self, *, chat_template: bool) -> Content:
         """Returns the content; with `chat_template`, turns a prompt and its completion into a conversation."""
-        if not (isinstance(self.content, Completion) and chat_template):
+        if not (isinstance(self.content, PromptCompletion) and chat_template):
             return self.content
         roles = ("user", "assistant")
         return Conversation(tuple({"role": r, "content": c} for r, c in zip(roles, self.content, strict=True)))
@@ -207,8 +207,8 @@ def clean_content(content: Content) -> Content:
         end = len(content.rstrip())
         beginning = _BLANK_LINES if content.find("\n", 0, end) >= 0 else _BLANKS
         content = trainable_text = content[beginning.match(content, 0, end).end() : end]
-    elif isinstance(content, Completion):
-        content = Completion(*map(_clean_text, content))
+    elif isinstance(content, PromptCompletion):
+        content = PromptCompletion(*map(_clean_text, content))
         trainable_text = content.completion.strip()
     else:
         content = Conversation(*map(_clean, content))

@@ -12,7 +12,7 @@ from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import MAX_CHARACTERS, Passage, passages_of
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.errors import MachineError, TextsError
-from sebp_edge.values.documents import Completion, Conversation, Document
+from sebp_edge.values.documents import Conversation, Document, PromptCompletion
 
 GERMAN = {
     "urlaub.md": "Die Hütte für den Urlaub ist im Tal, Nummer 12, und der Schlüssel liegt unter dem Stein.",
@@ -101,7 +101,7 @@ def test_records_and_chats_are_searched(tmp_path):
     chat = Conversation(
         ({"role": "user", "content": "Where is the spare key?"}, {"role": "assistant", "content": "Meter box."})
     )
-    index = Index([Document("chat", chat), Document("record", Completion("Which colour is the boat?", "Teal"))])
+    index = Index([Document("chat", chat), Document("record", PromptCompletion("Which colour is the boat?", "Teal"))])
     assert index.search("spare key")[0].passage.text.endswith("assistant: Meter box.")
     assert index.search("colour of the boat")[0].passage.document == "record"
     (tmp_path / "chat.txt").write_text(

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sebp_edge import Personalizer
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.events import TensorWritten, silent
-from sebp_edge.export import export as main_path
+from sebp_edge.export import exporter as main_path
 from sebp_edge.export import formats, llama_cpp, mlx_lm
 from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.source import Source
@@ -256,7 +256,7 @@ def test_an_adapter_of_a_quantised_base_is_merged_into_the_full_weights(key, wor
 
 @pytest.mark.slow
 def test_the_smallest_quantisation_that_keeps_the_gain_is_chosen(llama, tmp_path, monkeypatch):
-    from sebp_edge.export.result import GainKept
+    from sebp_edge.export.export_result import GainKept
 
     shares = {"q4_0": 0.5, "q4_1": 0.8, "q5_0": 0.91}
     tried = []

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sebp_edge import Personalizer
 from sebp_edge.errors import ExportError
-from sebp_edge.export.tokenizer import GgufTokenizer
+from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 LLAMA_3 = (

@@ -5,7 +5,7 @@ from builders import CHAT_TEMPLATE, make_sentences, make_tokenizer
 
 from sebp_edge.lessons.boilerplate import common_lines, common_spans
 from sebp_edge.lessons.examples import encode
-from sebp_edge.values.documents import Completion, Conversation, Document, texts_of
+from sebp_edge.values.documents import Conversation, Document, PromptCompletion, texts_of
 
 FOOTER = "Sent from my phone"
 
@@ -93,13 +93,13 @@ def test_without_common_lines_examples_are_as_before():
 
 
 def test_only_completions_have_marked_loss_tokens():
-    completion = Completion(f"{FOOTER}\nthe question?", f"the map\n{FOOTER}")
+    completion = PromptCompletion(f"{FOOTER}\nthe question?", f"the map\n{FOOTER}")
     assert marked([completion]) == [(FOOTER, "the map\n<|eos|>")]
 
 
 def test_an_answer_of_common_lines_only_is_no_boilerplate():
     """As in a classification: each answer stands in many records, and is all there is to learn."""
-    records = [Completion(f"{text}\nMood: ", ("good", "bad")[n % 2]) for n, text in enumerate(make_sentences(12))]
+    records = [PromptCompletion(f"{text}\nMood: ", ("good", "bad")[n % 2]) for n, text in enumerate(make_sentences(12))]
     lines = lines_of(["\n".join(texts_of(record)) for record in records])
     assert {"good", "bad"} <= lines
     assert {common for common, _ in marked(records, lines)} == {""}

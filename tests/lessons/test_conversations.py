@@ -12,7 +12,7 @@ from sebp_edge.errors import ModelError
 from sebp_edge.lessons.conversations import plain_message, render_conversation, render_prompt
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_prompt
-from sebp_edge.values.documents import Completion, Conversation, Document, Unreadable
+from sebp_edge.values.documents import Conversation, Document, PromptCompletion, Unreadable
 
 IGNORE = -100
 
@@ -218,7 +218,7 @@ def test_a_conversation_longer_than_the_context_loses_no_loss_token(template, bo
 
 def test_prompts_and_completions_are_rendered_with_the_template_if_the_recipe_says_so():
     tokenizer = tokenizer_with(SMOLLM_2)
-    documents = [Document("qa", Completion("the map?", "at home"))]
+    documents = [Document("qa", PromptCompletion("the map?", "at home"))]
     examples, _ = encode(documents, tokenizer, 64, chat_template=True)
     assert examples == encode_one(messages_of("the map?", "at home"), tokenizer)[0]
     [plain], _ = encode(documents, tokenizer, 64)

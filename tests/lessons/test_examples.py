@@ -13,7 +13,7 @@ from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.recipe import Recipe
-from sebp_edge.values.documents import Completion, Document, LeftOut
+from sebp_edge.values.documents import Document, LeftOut, PromptCompletion
 from sebp_edge.values.draw import MIN_TOKENS
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory
@@ -195,7 +195,7 @@ def test_a_megabyte_takes_seconds(tokenizer):
 
 
 def test_only_the_completion_has_loss(any_tokenizer):
-    [example] = encode_one(Completion("the wind: ", " west  \n "), any_tokenizer)
+    [example] = encode_one(PromptCompletion("the wind: ", " west  \n "), any_tokenizer)
     eos = [EOS] if any_tokenizer.eos_token else []
     joint = tokens_of("the wind:  west  \n ", any_tokenizer)
     assert list(example.input_ids[-len(joint + eos) :]) == joint + eos
@@ -205,14 +205,14 @@ def test_only_the_completion_has_loss(any_tokenizer):
 
 
 def test_a_token_across_the_boundary_has_loss(tokenizer):
-    [example] = encode_one(Completion("so th", "e map"), tokenizer)
+    [example] = encode_one(PromptCompletion("so th", "e map"), tokenizer)
     assert list(example.input_ids) == [BOS, *tokens_of("so the map", tokenizer), EOS]
     assert tokenizer.decode(labelled([example])) == " the map<|eos|>"
 
 
 def test_a_completion_longer_than_the_context_has_loss_throughout(any_tokenizer):
     completion = " ".join(make_sentences(3))
-    examples = encode_one(Completion("the question? ", completion), any_tokenizer, 32)
+    examples = encode_one(PromptCompletion("the question? ", completion), any_tokenizer, 32)
     eos = [EOS] if any_tokenizer.eos_token else []
     whole = tokens_of("the question? " + completion, any_tokenizer) + eos
     labels = predicted(examples)
@@ -222,13 +222,13 @@ def test_a_completion_longer_than_the_context_has_loss_throughout(any_tokenizer)
 
 
 def test_chunks_of_a_long_prompt_without_loss_tokens_are_dropped(tokenizer):
-    examples = encode_one(Completion(" ".join(make_sentences(5)), " home"), tokenizer, 32)
+    examples = encode_one(PromptCompletion(" ".join(make_sentences(5)), " home"), tokenizer, 32)
     assert all(example.num_loss_tokens for example in examples)
     assert tokenizer.decode(predicted(examples)) == " home<|eos|>"
 
 
 def test_a_completion_with_an_empty_prompt_is_encoded_like_a_text(tokenizer):
-    assert encode_one(Completion("", "home"), tokenizer) == encode_one("home", tokenizer)
+    assert encode_one(PromptCompletion("", "home"), tokenizer) == encode_one("home", tokenizer)
 
 
 # -------------------------------------------------------------------------------------------------------- the dataset

@@ -22,7 +22,7 @@ from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import Recipe
 from sebp_edge.values import preparation_progress as progress
-from sebp_edge.values.documents import Completion, Document
+from sebp_edge.values.documents import Document, PromptCompletion
 from sebp_edge.values.preparation_progress import Progress
 
 # Characters of one to four bytes, scripts of both directions, joined emoji, blanks, a control token's text.
@@ -68,7 +68,7 @@ def test_windows_give_the_examples_of_the_whole_text(make, set_windows):
     tokenizer, draw = make(), random.Random(0)
     texts = ["".join(draw.choices(ALPHABET, k=draw.randrange(1, 3000))) for _ in range(3)]
     texts += ["1234567890" * 120, "\n\n" * 600 + "a", "日記。" * 400]
-    contents = [*texts, *(Completion(text[: len(text) // 3], text[len(text) // 3 :] + "x") for text in texts)]
+    contents = [*texts, *(PromptCompletion(text[: len(text) // 3], text[len(text) // 3 :] + "x") for text in texts)]
     documents = [Document(str(number), content) for number, content in enumerate(contents)]
     lines = frozenset({"a", "the", ""})
     for context_length, window, overlap in ((8, 1001, 333), (200, 300, 120)):

@@ -18,7 +18,7 @@ from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.memory import choosing
 from sebp_edge.memory.budget import MemoryBudget
 from sebp_edge.memory.choosing import make_plan
-from sebp_edge.memory.options import FASTEST
+from sebp_edge.memory.memory_options import FASTEST
 from sebp_edge.memory.prediction import num_states_kept
 from sebp_edge.memory.seconds import SECONDS_PER_LAYER
 from sebp_edge.memory.setup import TrainingSetup

@@ -24,7 +24,7 @@ from transformers import (
 
 from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.memory.activations import Activations
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
@@ -231,7 +231,7 @@ def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     family, chunked_blocks, tmp_path, chunk_rows, monkeypatch
 ):
     chunk_rows(200)
-    monkeypatch.setattr("sebp_edge.memory.options.FEW_LOGITS", 2**18)
+    monkeypatch.setattr("sebp_edge.memory.memory_options.FEW_LOGITS", 2**18)
     # The head is large, and MLPs are wide.
     sizes = {"vocab_size": 20_000, "num_hidden_layers": 4, "intermediate_size": 2048}
     model = make_family(family, **sizes, tie_word_embeddings=family == "llama")

@@ -17,7 +17,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError
 from sebp_edge.events import GraphCaptured, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
 from sebp_edge.machine import devices, process, stacks
-from sebp_edge.machine.fp8 import LEAST_CAPABILITY
+from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.machine.process import memory_of
 from sebp_edge.memory.guard import MIN_FREE
 from sebp_edge.models.adaptation import snapshot

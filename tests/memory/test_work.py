@@ -8,12 +8,12 @@ from builders import make_sentences
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
-from sebp_edge.memory import work
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory import amount_of_work
+from sebp_edge.memory.amount_of_work import AmountOfWork
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.memory.prediction import predict_footprint
 from sebp_edge.memory.setup import TrainingSetup
 from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.memory.work import Work
 from sebp_edge.models.catalog import resolve
 from sebp_edge.sparse.rows.batches import pack
 from sebp_edge.sparse.rows.buckets import Bucket
@@ -31,13 +31,13 @@ def test_the_largest_sizes_give_the_footprint_of_all_sizes(method):
     draw = random.Random(0)
     sizes = [Bucket(draw.randint(60, 4096), draw.randint(1, 64), 64, draw.randint(1, 60)) for _ in range(500)]
     of_cpu = TrainingSetup(shape_3b, RECIPE.replace(method=method), on_gpu=False, has_kernels=False, itemsize=4)
-    few = work._largest(sizes, has_graphs=False)
+    few = amount_of_work._largest(sizes, has_graphs=False)
     assert len(few) < 50
     for options in (FASTEST, MemoryOptions(small_buffers=True), MemoryOptions(checkpoints=14, small_buffers=True)):
         setup = dataclasses.replace(of_cpu, options=options)
         assert predict_footprint(setup, few, few, 0).total == predict_footprint(setup, sizes, sizes, 0).total
     # With graphs all sizes count, since each may have a graph.
-    assert work._largest(sizes, has_graphs=True) == sorted(set(sizes))
+    assert amount_of_work._largest(sizes, has_graphs=True) == sorted(set(sizes))
 
 
 def test_what_examples_begin_with_in_common_costs_its_tokens_once():
@@ -47,7 +47,7 @@ def test_what_examples_begin_with_in_common_costs_its_tokens_once():
     schedule = Schedule([[known]], known[:3], known[3:])
     schedule.lay_out(RowLimit(1000))
     alone, shared = (
-        Work.of([schedule], examples, on_gpu=False, has_graphs=False, shares_prefixes=shares)
+        AmountOfWork.of([schedule], examples, on_gpu=False, has_graphs=False, shares_prefixes=shares)
         for shares in (False, True)
     )
     assert alone.trained_tokens - shared.trained_tokens == 4 * 20
@@ -63,7 +63,8 @@ def test_on_a_gpu_buckets_hold_what_is_computed_once():
     schedule = Schedule([[outlines(examples)]])
     schedule.lay_out(RowLimit(1000))
     alone, shared = (
-        Work.of([schedule], examples, on_gpu=True, has_graphs=True, shares_prefixes=shares) for shares in (False, True)
+        AmountOfWork.of([schedule], examples, on_gpu=True, has_graphs=True, shares_prefixes=shares)
+        for shares in (False, True)
     )
     packed = share_beginnings(pack(examples), on_gpu=True)
     assert alone.trained == [Bucket.holding(*pack(examples).sizes)]
@@ -73,13 +74,13 @@ def test_on_a_gpu_buckets_hold_what_is_computed_once():
 
 @pytest.mark.usefixtures("unassessed")
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
-    works, count = [], Work.of
+    works, count = [], AmountOfWork.of
 
     def recorded(schedules, examples, **options):
         works.append(count(schedules, examples, **options))
         return works[-1]
 
-    monkeypatch.setattr(Work, "of", recorded)
+    monkeypatch.setattr(AmountOfWork, "of", recorded)
     (notes_folder / "long.md").write_text(" ".join(make_sentences(3)))
     make(recipe=SMALL.replace(refit=False), memory_budget="4GB").adapt(notes_folder)
     # The training runs the plan's first work, which has the largest micro-batches.

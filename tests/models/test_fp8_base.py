@@ -10,7 +10,7 @@ from builders import make_llama, row_losses
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.events import ModelLoaded, Notice
-from sebp_edge.machine.fp8 import refuse_without_fp8
+from sebp_edge.machine.fp8_support import refuse_without_fp8
 from sebp_edge.models import loading
 from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve

@@ -28,7 +28,7 @@ from sebp_edge.models.hub_cache import cache_of_the_hub
 from sebp_edge.models.known_models import BUNDLED, recall_model, remember_model, shape_from, values_of
 from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.store.adapter_store import AdapterStore
@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 def call_for(model, folder, **options):
     values = {"recipe": Recipe.load(None), "seed": 0, "store": AdapterStore(folder), "me": (), "budget": None}
-    values |= {"signal": StopSignal(), "job": Job(silent)}
+    values |= {"signal": StopSignal(), "job": JobSink(silent)}
     return KnownCall.of(resolve(model), "cpu", 0, **values | options)
 
 
@@ -123,10 +123,10 @@ def test_a_plan_needs_no_torch(notes_folder, tmp_path):
         "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests']\n"
         "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
         "from sebp_edge.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
-        "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import Job\n"
+        "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import JobSink\n"
         "from sebp_edge.run.known_call import KnownCall; from sebp_edge.events import silent\n"
         "values = dict(recipe=Recipe.load(None), seed=0, store=AdapterStore(sys.argv[2]), me=(), budget=None)\n"
-        "call = KnownCall.of(resolve('tiny'), 'cpu', 0, **values, signal=StopSignal(), job=Job(silent))\n"
+        "call = KnownCall.of(resolve('tiny'), 'cpu', 0, **values, signal=StopSignal(), job=JobSink(silent))\n"
         "assert Inspection.of(call, Path(sys.argv[1]), 'mine').plan.chosen.peak > 0\n"
         "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'peft') if name in sys.modules])"
     )

@@ -26,15 +26,19 @@ from sebp_edge.ops import (
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
 from sebp_edge.ops.gpu import four_bit_products
-from sebp_edge.ops.gpu.four_bit_products import Tiles
+from sebp_edge.ops.gpu.four_bit_products import FourBitTiles
 from sebp_edge.ops.lora_group import FEW_ROWS
 
 # Layers multiply only by tensor cores, in 16 bits; Triton's interpreter has no bf16.
 DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]
 RANK, SCALING = 5, 1.5
 # More and fewer columns than rows of a tile, with and without parts.
-TILES = [Tiles(64, 64, 4, 4, 3), Tiles(64, 128, 1, 4, 2), Tiles(128, 64, 40, 4, 3)]
-OUTPUT_TILES = [*TILES[:2], Tiles(64, 256, 4, 4, 2, in_registers=True), Tiles(128, 256, 1, 4, 3, in_registers=True)]
+TILES = [FourBitTiles(64, 64, 4, 4, 3), FourBitTiles(64, 128, 1, 4, 2), FourBitTiles(128, 64, 40, 4, 3)]
+OUTPUT_TILES = [
+    *TILES[:2],
+    FourBitTiles(64, 256, 4, 4, 2, in_registers=True),
+    FourBitTiles(128, 256, 1, 4, 3, in_registers=True),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +82,7 @@ def within_nan(matrix):
 
 CASES = dict(
     num_rows=[1, 7, 64, 80, 96, 128],
-    # Tiles that are not full, a block across rows, one that is not full, and a single row.
+    # FourBitTiles that are not full, a block across rows, one that is not full, and a single row.
     **{"num_inputs, outs": [(64, (64,)), (192, (70,)), (320, (33, 1, 40)), (64, (3, 130)), (256, (1,))]},
     block_nested=[(64, True), (128, False), (64, False), (4096, True)],
     dtype=DTYPES,

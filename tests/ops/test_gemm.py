@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_gpu import FakeCuda
 
-from sebp_edge.machine.fp8 import LEAST_CAPABILITY
+from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.ops import choices, tuning
 from sebp_edge.ops.gpu import cublaslt, gemm
 from sebp_edge.ops.gpu.cublaslt import Matmul, Product

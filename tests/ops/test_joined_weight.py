@@ -15,7 +15,7 @@ from random_cases import (
 )
 
 from sebp_edge.ops import GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
-from sebp_edge.ops.copies import Copy, copy_all, repeatedly
+from sebp_edge.ops.copies import TensorCopy, copy_all, repeatedly
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_many_copies_in_one_launch_have_the_bits_of_each(dtype, poisoned_memory)
 
     def copies(targets):
         return [
-            Copy(draw(*size, seed=number), target[1:, size[1] :], scale)
+            TensorCopy(draw(*size, seed=number), target[1:, size[1] :], scale)
             for number, (size, target, scale) in enumerate(zip(sizes, targets, (1.0, 0.3, 2.0, 1.0, -1.0), strict=True))
         ]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sebp_edge.sparse import hoist
-from sebp_edge.sparse.patches.lora import LoraGroup
+from sebp_edge.sparse.patches.fused_lora import LoraGroup
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from model_families import MODELS
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import LoraGroup
 from sebp_edge.recipe import Recipe

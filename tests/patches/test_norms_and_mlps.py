@@ -20,7 +20,7 @@ from transformers.activations import ACT2FN
 
 from sebp_edge.ops import GatedInputs
 from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.patches.lora import FusedLora
+from sebp_edge.sparse.patches.fused_lora import FusedLora
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.sparse.rows.row_plan import RowPlan
 

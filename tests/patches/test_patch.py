@@ -14,9 +14,9 @@ from sebp_edge.models.lora import without_adapter
 from sebp_edge.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.sparse.patches.attention import FusedAttention
-from sebp_edge.sparse.patches.checkpoints import Checkpoints
+from sebp_edge.sparse.patches.checkpoints import CheckpointedBlocks
+from sebp_edge.sparse.patches.fused_lora import FusedLora
 from sebp_edge.sparse.patches.last_layer import LastLayer
-from sebp_edge.sparse.patches.lora import FusedLora
 from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.sparse.patches.patch import Patch
@@ -50,7 +50,7 @@ HANDLES = {
     "tied embedding": part(TiedEmbedding),
     "chunked MLPs": part(lambda model: ChunkedMlps(model, 7), torch.no_grad),
     "last layer": part(LastLayer),
-    "checkpoints": part(lambda model: Checkpoints(model, 1), torch.no_grad),
+    "checkpoints": part(lambda model: CheckpointedBlocks(model, 1), torch.no_grad),
     "encoder": HoistedEncoder,
     "encoder, drop-in": sparsify,
     "full, hoisted": Hoisted,

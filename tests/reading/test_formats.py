@@ -6,7 +6,7 @@ import pytest
 from reading import contents, left_out, write_file
 
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Completion, Conversation
+from sebp_edge.values.documents import Conversation, PromptCompletion
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -167,7 +167,7 @@ def test_newlines_become_unix_ones_in_every_kind_of_content(tmp_path):
     write_file(tmp_path, "c.json", json.dumps({"messages": [{"role": "assistant", "content": "d\r\ne"}]}))
     text, completion, conversation = contents(tmp_path)
     assert text == "one\ntwo\nthree"
-    assert completion == Completion("a\n", "b\nc")
+    assert completion == PromptCompletion("a\n", "b\nc")
     assert conversation.messages[0]["content"] == "d\ne"
 
 
@@ -202,7 +202,7 @@ def test_json_is_a_text_a_record_or_a_list_of_them(tmp_path):
     assert contents(write_file(tmp_path, "b.json", '{"text": "A record.", "date": 1}')) == ["A record."]
     several = ["One.", {"text": "Two."}, {"prompt": "a", "completion": "b"}, {"messages": HELLO}]
     path = write_file(tmp_path, "c.json", json.dumps(several, indent=1))
-    assert contents(path) == ["One.", "Two.", Completion("a", "b"), Conversation(tuple(HELLO))]
+    assert contents(path) == ["One.", "Two.", PromptCompletion("a", "b"), Conversation(tuple(HELLO))]
     assert [document.source for document in read_texts(path).documents] == [f"c.json, record {n}" for n in (1, 2, 3, 4)]
 
 
@@ -270,7 +270,7 @@ def test_csv_keeps_quoted_newlines_commas_and_quotes(tmp_path):
     path = write_file(tmp_path, "a.csv", 'id,text\r\n1,"Two\r\nlines, and a ""quote"""\r\n\r\n2,Plain\r\n')
     assert contents(path) == ['Two\nlines, and a "quote"', "Plain"]
     path = write_file(tmp_path, "b.csv", "completion,prompt\nyes,really?\n")
-    assert contents(path) == [Completion("really?", "yes")]
+    assert contents(path) == [PromptCompletion("really?", "yes")]
 
 
 def test_ragged_csv_rows_are_left_out(tmp_path):

@@ -10,7 +10,7 @@ from reading import contents, write_file
 
 from sebp_edge.reading.pictures import without_data
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Completion, Conversation
+from sebp_edge.values.documents import Conversation, PromptCompletion
 
 BASE64 = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA = f"data:image/png;base64,{BASE64}"
@@ -64,7 +64,7 @@ def test_data_is_left_out_of_every_format_and_counted(tmp_path):
     reading = read_texts(tmp_path)
     clean = "A ![Anna]() ![b]()"
     first, second, third, fourth, fifth = [document.content for document in reading.documents]
-    assert (first, second) == (clean, Completion(clean, clean))
+    assert (first, second) == (clean, PromptCompletion(clean, clean))
     assert third == Conversation(tuple({**message, "content": clean} for message in messages))
     assert (fourth, fifth) == (f"B {clean}", "C")
     reason = "data of pictures and files within the text: "

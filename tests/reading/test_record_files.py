@@ -9,9 +9,9 @@ from pace import at_most
 from reading import contents, left_out, refusal, write_file
 
 from sebp_edge.errors import MachineError
-from sebp_edge.reading.formats import records
+from sebp_edge.reading.formats import record_files
 from sebp_edge.reading.readers import MEMORY_PER_BYTE, read_all, read_texts
-from sebp_edge.values.documents import Completion
+from sebp_edge.values.documents import PromptCompletion
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -123,7 +123,7 @@ def test_many_faults_of_one_kind_are_one_entry_with_their_number(tmp_path):
 
 @pytest.mark.parametrize(("name", "line"), [("a.json", "1,"), ("a.jsonl", '"a"\n'), ("a.csv", "b\n")])
 def test_a_file_of_too_many_records_is_refused(tmp_path, monkeypatch, name, line):
-    monkeypatch.setattr(records, "MAX_RECORDS", 100)
+    monkeypatch.setattr(record_files, "MAX_RECORDS", 100)
     text = {"a.json": "[" + line * 100 + "2]", "a.jsonl": line * 101, "a.csv": "text\n" + line * 101}[name]
     write_file(tmp_path, name, text)
     write_file(tmp_path, "kept.md", "Kept.")
@@ -148,7 +148,7 @@ def test_columns_are_separated_by_commas_semicolons_or_tabs(tmp_path, name, sepa
     rows = [["Prompt", "completion"], ["Where, or when; how\tfar?", "Under\nthe pot"]]
     text = "".join(separator.join(f'"{cell}"' for cell in row) + "\r\n" for row in rows)
     path = write_file(tmp_path, name, before.replace("SEPARATOR", separator) + text)
-    assert contents(path) == [Completion("Where, or when; how\tfar?", "Under\nthe pot")]
+    assert contents(path) == [PromptCompletion("Where, or when; how\tfar?", "Under\nthe pot")]
 
 
 def test_a_long_field_of_a_table_is_read_and_the_limit_of_csv_is_left_alone(tmp_path):

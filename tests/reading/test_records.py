@@ -6,7 +6,7 @@ import pytest
 from reading import contents, left_out, write_file
 
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Completion, Conversation
+from sebp_edge.values.documents import Conversation, PromptCompletion
 
 TURNS = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"})
 
@@ -14,26 +14,29 @@ TURNS = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": 
 @pytest.mark.parametrize(
     ("record", "content"),
     [
-        ({"question": "Q", "answer": "A"}, Completion("Q", "A")),
-        ({"Question": "Q", " Answer ": "A", "id": 3}, Completion("Q", "A")),
-        ({"instruction": "Do", "response": "Done"}, Completion("Do", "Done")),
-        ({"query": "Q", "response": "A"}, Completion("Q", "A")),
-        ({"input": "Q", "output": "A"}, Completion("Q", "A")),
-        ({"instruction": "Do", "input": "this", "output": "Done"}, Completion("Do\n\nthis", "Done")),
-        ({"instruction": "Do", "input": "", "output": "Done", "text": "### all"}, Completion("Do", "Done")),
-        ({"instruction": "Do", "context": "There", "response": "Done"}, Completion("Do\n\nThere", "Done")),
-        ({"question": "Q", "context": None, "answer": "A"}, Completion("Q", "A")),
-        ({"prompt": "Q", "context": "other", "completion": "A"}, Completion("Q", "A")),
-        ({"instruction": "Do", "input": "", "output": "Done", "system": "", "history": []}, Completion("Do", "Done")),
-        ({"question": "Q", "answer": "A", "system": None, "tools": "", "label": True}, Completion("Q", "A")),
+        ({"question": "Q", "answer": "A"}, PromptCompletion("Q", "A")),
+        ({"Question": "Q", " Answer ": "A", "id": 3}, PromptCompletion("Q", "A")),
+        ({"instruction": "Do", "response": "Done"}, PromptCompletion("Do", "Done")),
+        ({"query": "Q", "response": "A"}, PromptCompletion("Q", "A")),
+        ({"input": "Q", "output": "A"}, PromptCompletion("Q", "A")),
+        ({"instruction": "Do", "input": "this", "output": "Done"}, PromptCompletion("Do\n\nthis", "Done")),
+        ({"instruction": "Do", "input": "", "output": "Done", "text": "### all"}, PromptCompletion("Do", "Done")),
+        ({"instruction": "Do", "context": "There", "response": "Done"}, PromptCompletion("Do\n\nThere", "Done")),
+        ({"question": "Q", "context": None, "answer": "A"}, PromptCompletion("Q", "A")),
+        ({"prompt": "Q", "context": "other", "completion": "A"}, PromptCompletion("Q", "A")),
+        (
+            {"instruction": "Do", "input": "", "output": "Done", "system": "", "history": []},
+            PromptCompletion("Do", "Done"),
+        ),
+        ({"question": "Q", "answer": "A", "system": None, "tools": "", "label": True}, PromptCompletion("Q", "A")),
         ({"text": "T", "answer": "A"}, "T"),
         ({"text": "T", "label": False, "role": "cook"}, "T"),
-        ({"messages": None, "prompt": None, "question": "Q", "answer": "A"}, Completion("Q", "A")),
-        ({"instruction": "", "input": "Q", "output": "A"}, Completion("Q", "A")),
-        ({"prompt": "Sum up:", "input": "T", "output": "A"}, Completion("Sum up:\n\nT", "A")),
-        ({"prompt": "Sum up:\nT", "input": "T", "output": "A"}, Completion("Sum up:\nT", "A")),
-        ({"instruction": "Name it.", "question": "Q", "answer": "A"}, Completion("Name it.\n\nQ", "A")),
-        ({"question": "Q: a or b?", "options": ["a", "b"], "answer": "a"}, Completion("Q: a or b?", "a")),
+        ({"messages": None, "prompt": None, "question": "Q", "answer": "A"}, PromptCompletion("Q", "A")),
+        ({"instruction": "", "input": "Q", "output": "A"}, PromptCompletion("Q", "A")),
+        ({"prompt": "Sum up:", "input": "T", "output": "A"}, PromptCompletion("Sum up:\n\nT", "A")),
+        ({"prompt": "Sum up:\nT", "input": "T", "output": "A"}, PromptCompletion("Sum up:\nT", "A")),
+        ({"instruction": "Name it.", "question": "Q", "answer": "A"}, PromptCompletion("Name it.\n\nQ", "A")),
+        ({"question": "Q: a or b?", "options": ["a", "b"], "answer": "a"}, PromptCompletion("Q: a or b?", "a")),
         ({"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning"}]}, TURNS),
         ({"conversations": list(TURNS), "id": "x"}, TURNS),
     ],
@@ -46,7 +49,7 @@ def test_records_of_other_tools_are_read(tmp_path, record, content):
 
 def test_tables_of_questions_and_answers_are_read(tmp_path):
     path = write_file(tmp_path, "a.csv", "ID,Question,Answer\n1,Why?,Because.\n2,Who?,Me.\n")
-    assert contents(path) == [Completion("Why?", "Because."), Completion("Who?", "Me.")]
+    assert contents(path) == [PromptCompletion("Why?", "Because."), PromptCompletion("Who?", "Me.")]
 
 
 @pytest.mark.parametrize(

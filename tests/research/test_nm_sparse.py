@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge.errors import OptionError, SparsityError
 from sebp_edge.research import nm_sparse, sparsify
-from sebp_edge.research.pruning import phases as own_phases
-from sebp_edge.research.pruning.phases import METHODS, Phases
+from sebp_edge.research.pruning import pruning_phases as own_phases
+from sebp_edge.research.pruning.pruning_phases import METHODS, Phases
 
 
 def make_model(dtype=torch.float64):

@@ -4,7 +4,7 @@ import pytest
 from pairwise import pairwise
 
 from sebp_edge.errors import OptionError
-from sebp_edge.research.pruning.phases import DENSE, METHODS, Phases, Stage, parse_pattern
+from sebp_edge.research.pruning.pruning_phases import DENSE, METHODS, Phases, Stage, parse_pattern
 
 
 def stages(pattern, method, num_steps, dense=0.0, decay=0.5):

@@ -198,7 +198,7 @@ def test_another_model_or_device_or_version_is_refused(pause, notes, tmp_path, m
             resume(store)
     finally:
         make_llama(initializer_range=0.1, num_hidden_layers=1).save_pretrained(job.record.settings["model"])
-    monkeypatch.setattr("sebp_edge.run.work.__version__", "9.9.9")
+    monkeypatch.setattr("sebp_edge.run.adaptation_job.__version__", "9.9.9")
     with pytest.raises(JobError, match=r"was begun by sebp-edge 0\.1\.0, and this is 9\.9\.9; start over"):
         resume(store)
 

@@ -12,7 +12,7 @@ from model_families import MODELS
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.lessons.examples import encode
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.adaptation import attach
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model

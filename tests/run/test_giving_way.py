@@ -33,7 +33,7 @@ from sebp_edge.events import (
 )
 from sebp_edge.run import giving_way
 from sebp_edge.run.giving_way import MIN_RESERVE, THREADS_BESIDE_GPU, GivingWay, Room
-from sebp_edge.run.job import Job
+from sebp_edge.run.job import JobSink
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 CPU = torch.device("cpu")
@@ -296,7 +296,7 @@ def test_a_call_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, ask
     before = torch.get_num_threads()
     torch.set_num_threads(7)
     try:
-        way = GivingWay(Politeness(threads=asked), torch.device(device), Job(lambda event: None), StopSignal())
+        way = GivingWay(Politeness(threads=asked), torch.device(device), JobSink(lambda event: None), StopSignal())
         with way.limited_threads():
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 7
@@ -323,7 +323,7 @@ def test_a_share_of_the_gpu_is_refused_on_the_cpu(make):
 
 def test_a_gpu_that_does_not_tell_who_uses_it_is_a_notice():
     events = []
-    job = Job(events.append)
+    job = JobSink(events.append)
     GivingWay(Politeness(waits=True), torch.device("mps"), job, StopSignal()).wait_from_now_on()
     (notice,) = of_kind(events, Notice)
     assert "does not wait" in notice.message
@@ -406,7 +406,7 @@ def clock(monkeypatch):
 
 def test_a_gpu_computes_for_its_share_of_the_time(clock):
     share = random.randint(5, 99)
-    way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), StopSignal())
+    way = GivingWay(Politeness(gpu_share=share), CPU, JobSink(lambda event: None), StopSignal())
     worked = 0.0
     for _ in range(30):
         seconds = random.uniform(0.001, 2.0)
@@ -424,7 +424,7 @@ def test_a_request_does_not_wait_for_the_end_of_a_rest_which_is_longer_then(cloc
             answered.append(clock.now - asked_at)
             clock.now += took
 
-    way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), StopSignal(), meanwhile)
+    way = GivingWay(Politeness(gpu_share=share), CPU, JobSink(lambda event: None), StopSignal(), meanwhile)
     took, worked = random.uniform(0.1, 4.0), 4.0
     clock.now += worked
     # At some moment of the rest, if not right before its end.
@@ -437,7 +437,7 @@ def test_a_request_does_not_wait_for_the_end_of_a_rest_which_is_longer_then(cloc
 def test_without_a_share_there_is_no_rest_and_a_stop_ends_one(clock):
     signal = StopSignal()
     for share in (100, 5):
-        way = GivingWay(Politeness(gpu_share=share), CPU, Job(lambda event: None), signal)
+        way = GivingWay(Politeness(gpu_share=share), CPU, JobSink(lambda event: None), signal)
         clock.now += 3.0
         signal.set()
         way.rest()

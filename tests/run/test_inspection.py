@@ -19,7 +19,7 @@ from sebp_edge.memory.choosing import make_plan
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import render_examples
 from sebp_edge.sparse.rows.schedule import Schedule
-from sebp_edge.values.documents import Completion, Conversation, Document, LeftOut
+from sebp_edge.values.documents import Conversation, Document, LeftOut, PromptCompletion
 from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import Progress
 
@@ -128,7 +128,7 @@ def test_texts_that_adapt_refuses_are_inspected(tmp_path):
 
 
 def test_the_trained_part_of_a_completion_is_marked():
-    tokenizer, documents = make_tokenizer(), [Document("a", Completion(SECRET, " and the wind"))]
+    tokenizer, documents = make_tokenizer(), [Document("a", PromptCompletion(SECRET, " and the wind"))]
     examples, _ = encode(documents, tokenizer, 64)
     [example] = render_examples(examples, documents, tokenizer, 2)
     assert "".join(piece.text for piece in example.pieces) == f"<|bos|>{SECRET} and the wind<|eos|>"

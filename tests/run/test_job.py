@@ -25,7 +25,7 @@ from sebp_edge.events import (
     TensorWritten,
     TrainingStarted,
 )
-from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, Job, Phase
+from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, JobSink, Phase
 from sebp_edge.run.phases import phases_of_analysis, phases_of_export, phases_of_inspection
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
@@ -45,7 +45,7 @@ class Clock:
 def job():
     """A job that has begun, with a clock that only the test moves, and the events that it has sent."""
     events = []
-    made = Job(events.append, clock=Clock())
+    made = JobSink(events.append, clock=Clock())
     made.events = events
     made.begin()
     return made
@@ -159,7 +159,7 @@ def test_before_the_layout_the_time_left_is_unknown(job):
 
 def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_report_tells_no_progress():
     events = []
-    job = Job(events.append, "an id")
+    job = JobSink(events.append, "an id")
     job(Notice("x"))
     job.tick()
     job.finish()
@@ -176,7 +176,7 @@ def test_what_tells_nothing_itself_is_watched(tell_after):
         if len(events) == 3:
             are_three.set()
 
-    with Job(told) as job:
+    with JobSink(told) as job:
         job.begin()
         assert job.watch(lambda check: are_three.wait(60), job.tick)
         with pytest.raises(ZeroDivisionError):
@@ -274,7 +274,7 @@ def test_a_stop_of_the_process_does_not_spoil_the_rates(adapt, recipe, own_data_
 def guessed(phases):
     """A job of these phases, with a clock that only the test moves."""
     events = []
-    made = Job(events.append, clock=Clock())
+    made = JobSink(events.append, clock=Clock())
     made.events = events
     made.begin(phases)
     return made

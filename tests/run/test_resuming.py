@@ -26,7 +26,7 @@ from sebp_edge.events import (
     TrainingStarted,
 )
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.sparse.patches.stops import _Checked
 from sebp_edge.store.history import read_history
 from sebp_edge.training.recovery import RecoveringLearner

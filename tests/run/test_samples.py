@@ -13,7 +13,7 @@ from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.run import samples
 from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, SAMPLING, choose, continue_each, find_beginnings
 from sebp_edge.store.training_report import Sample
-from sebp_edge.values.documents import Completion, Conversation, Document
+from sebp_edge.values.documents import Conversation, Document, PromptCompletion
 
 QUESTION = {"role": "user", "content": "where is the map"}
 ANSWER = {"role": "assistant", "content": "at home"}
@@ -49,7 +49,7 @@ def beginnings_of(base, *contents, numbers=None, chat_template=False):
         ("The ferry left? It came\nback at six. " * 3, "The ferry left? It came\nback at six. The ferry left?"),
         ("# The ferry to the west\n\n" + "and so we took the bread " * 30, "# The ferry to the west"),
         ("1. the ferry and the soup\n2. the map that we took home", "1. the ferry and the soup"),
-        (Completion("the ferry left", " at six"), "the ferry left"),
+        (PromptCompletion("the ferry left", " at six"), "the ferry left"),
         (Conversation((QUESTION, ANSWER, QUESTION, ANSWER)), "where is the map"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_document_that_can_only_be_cut_within_an_address_is_left_out(base):
     "content",
     [
         " ".join(["the ferry left at six"] * 8),
-        Completion("the ferry left", " at six"),
+        PromptCompletion("the ferry left", " at six"),
         Conversation((QUESTION, ANSWER, QUESTION, ANSWER)),
     ],
     ids=["text", "completion", "conversation"],
@@ -108,8 +108,8 @@ def test_documents_that_begin_alike_are_continued_once(base):
 def test_the_first_that_can_be_continued_are_taken_in_the_given_order(base):
     contents = [
         "one ferry left at six",
-        Completion(LONG, "too long a prompt"),
-        Completion("", "no prompt"),
+        PromptCompletion(LONG, "too long a prompt"),
+        PromptCompletion("", "no prompt"),
         Conversation((ANSWER, QUESTION, ANSWER)),
         "the wind was from the west",
         "some bread and the soup",

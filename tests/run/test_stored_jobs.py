@@ -12,8 +12,8 @@ from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume,
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import AdapterError, JobError, Paused
-from sebp_edge.memory.options import MemoryOptions
-from sebp_edge.run.work import Fixed, Resumed
+from sebp_edge.memory.memory_options import MemoryOptions
+from sebp_edge.run.adaptation_job import Fixed, Resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 

@@ -13,9 +13,9 @@ from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import TensorWritten, TextsRead
 from sebp_edge.serve.messages import Refusal, ResumeJobParams
 from sebp_edge.serve.methods import refuse_outside
-from sebp_edge.serve.work import Worker, _paths_of
-from sebp_edge.store.jobs import JobRecord
+from sebp_edge.serve.worker_tasks import Worker, _paths_of
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.stored_jobs import JobRecord
 from sebp_edge.store.where import Where
 
 

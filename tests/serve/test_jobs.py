@@ -18,7 +18,7 @@ from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.basics.schema import read_schema
-from sebp_edge.serve.jobs import ENDED
+from sebp_edge.serve.served_jobs import ENDED
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ from command import start
 from served import CHILDREN, WORKER, Refused, Server, wait_until
 
 from sebp_edge import AdapterStore
-from sebp_edge.serve.jobs import Jobs
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import AdaptParams, StartJobParams, parse
+from sebp_edge.serve.served_jobs import ServedJobs
 from sebp_edge.serve.shelf import keep_job
 
 CODE = """
@@ -53,9 +53,9 @@ Planning.ask = lambda planning, id, request: planning._answered(id, {"asks": "wo
 """
 # An app reads so slowly that it gets no events that the journal has.
 SLOW = """
-from sebp_edge.serve.jobs import Jobs
-found = Jobs.events
-Jobs.events = lambda jobs, id, since, limit: found(jobs, id, since, limit) if limit == 1 else []
+from sebp_edge.serve.served_jobs import ServedJobs
+found = ServedJobs.events
+ServedJobs.events = lambda jobs, id, since, limit: found(jobs, id, since, limit) if limit == 1 else []
 """
 DONE = {"tells": "ended", "state": "done", "facts": {"result": {}}}
 PAUSED = {"tells": "ended", "state": "paused", "facts": {}}
@@ -151,7 +151,7 @@ def test_a_subscription_ends_with_its_job_whose_last_event_is_sent_before_it_is_
 
 
 def test_a_job_with_the_id_of_a_forgotten_one_has_no_subscription(tmp_path):
-    jobs = Jobs(Journal(tmp_path), lambda job: False)
+    jobs = ServedJobs(Journal(tmp_path), lambda job: False)
     for name in ("mine", "mine", "other"):
         jobs.start(StartJobParams(id="a", params={}), {}, lambda name=name: (name, {}))
         assert jobs.subscriptions == {}

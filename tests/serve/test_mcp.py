@@ -15,7 +15,7 @@ from command import run
 from served import SECONDS, all_gone, environment, processes_below
 
 from sebp_edge import AdapterStore
-from sebp_edge.serve.jobs import ENDED
+from sebp_edge.serve.served_jobs import ENDED
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("mcp"), reason="needs the package mcp")]
 NOTE = "# Keys\n\nThe key of the shed hangs behind the green door.\n\nThe boat is paid until March.\n"

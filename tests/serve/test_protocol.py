@@ -16,10 +16,10 @@ import psutil
 import pytest
 from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, rss, wait_until
 
-from sebp_edge.serve.jobs import Jobs
 from sebp_edge.serve.journal import FILE, Journal
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.methods import METHODS
+from sebp_edge.serve.served_jobs import ServedJobs
 from sebp_edge.serve.streams import MAX_LINE
 from sebp_edge.serve.tasks import Tasks
 
@@ -294,7 +294,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
     journal.commit()
     journal.close()
     file = tmp_path / FILE
-    jobs = Jobs.open(tmp_path, lambda job: False)
+    jobs = ServedJobs.open(tmp_path, lambda job: False)
     assert ([job.id for job in jobs.all()], jobs.damage) == (["a"], None)
     jobs.journal.close()
     kept = [f"{FILE}.damaged", *(f"{FILE}.damaged-{number}" for number in range(2, 100))]
@@ -304,7 +304,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
         if content is None:
             file.unlink()
             (file / "own").mkdir(parents=True)
-        jobs = Jobs.open(tmp_path, lambda job: False)
+        jobs = ServedJobs.open(tmp_path, lambda job: False)
         assert jobs.damage is not None, what
         assert repr(str(tmp_path / name)) in str(jobs.damage) and jobs.all() == [], what
         jobs.journal.close()
@@ -313,7 +313,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
             if content is None
             else (tmp_path / name).read_bytes()[4097:] == content[4097:]
         ), what
-        jobs = Jobs.open(tmp_path, lambda job: False)
+        jobs = ServedJobs.open(tmp_path, lambda job: False)
         assert jobs.damage is None, what
         jobs.journal.close()
 

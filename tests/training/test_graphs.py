@@ -23,8 +23,8 @@ from model_families import MODELS
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
-from sebp_edge.machine.fp8 import LEAST_CAPABILITY
-from sebp_edge.memory.options import FASTEST, MemoryOptions
+from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
+from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model

@@ -10,7 +10,7 @@ from failing_memory import RECIPE, Failing, accumulate_within, gradients, recove
 
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import AdamW, Moments
 from sebp_edge.sparse.hoist import Hoisted

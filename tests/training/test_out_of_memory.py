@@ -24,7 +24,7 @@ from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.machine.devices import clear_frames
 from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.adaptation import snapshot
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.loading import load_base_model

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.errors import OptionError
 from sebp_edge.events import ExamplesEvaluated, silent
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.models.adaptation import attach, trainable
 from sebp_edge.sparse.hoist import Hoisted
 from sebp_edge.sparse.rows.batches import Collator, pack

@@ -256,7 +256,7 @@ class App:
 
     async def _found_by_the_next_server(self, cause: str, store: str) -> dict:
         """Returns what the next server and the store say of the job."""
-        from sebp_edge.run.work import Work  # imports torch, which an app does not
+        from sebp_edge.run.adaptation_job import AdaptationJob  # imports torch, which an app does not
 
         async with await Client.start(store=store, folders=[str(self._folder)]) as client:
             jobs = (await client.call("jobs.list"))["jobs"]
@@ -265,7 +265,7 @@ class App:
         for job in opened.jobs.list():
             saved += job.has_checkpoint
             try:
-                Work(opened, job)
+                AdaptationJob(opened, job)
             except SebpEdgeError as error:
                 readable = False
                 print(error, flush=True)

@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.export.gguf_file import write_model
-from sebp_edge.export.tokenizer import GgufTokenizer
+from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.fingerprint import file_fingerprint
 from sebp_edge.models.gguf.families import GgufModel

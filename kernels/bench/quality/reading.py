@@ -29,12 +29,12 @@ import side_by_side
 from quality import know_people, quizzes
 from quality.quizzes import Question
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.ask import practice, quiz
+from sebp_edge.ask import make_quiz, practice
 from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found
-from sebp_edge.ask.asking import end_ids, prompt_for, shown
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.terms import is_small
+from sebp_edge.ask.wording import end_ids, prompt_for, shown
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.models.generation import answer_all
 from sebp_edge.values.documents import Document
@@ -45,7 +45,7 @@ SOURCES = (
     "recipes/notes.toml",
     "recipes/ask.toml",
     *practice.FOLDER.glob("*.toml"),
-    quiz.GENERAL,
+    make_quiz.GENERAL,
     know_people.TEST,
     know_people.__file__,
     quizzes.__file__,
@@ -129,7 +129,7 @@ class Replies:
         pairs = zip(questions, passages, strict=True)
         prompts = [list(prompt_for(question, tokenizer, passage).input_ids) for question, passage in pairs]
         with self._personalizer.in_use.generating(with_adapter=True):
-            return answer_all(self._base.model, tokenizer, prompts, end_ids(tokenizer), quiz.REPLY_TOKENS)
+            return answer_all(self._base.model, tokenizer, prompts, end_ids(tokenizer), make_quiz.REPLY_TOKENS)
 
 
 @cache
@@ -149,7 +149,7 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
     answers = [answer_of(*each) for each in zip(questions, hits, found, strict=True)]
     right = [shown(right_passages(passages_of(documents[each.document]), each)) for each in asked]
     foreign = [each.question for each in of_person(person + 1)[1] if each.document not in notes]
-    general = list(quiz.general_questions())
+    general = list(make_quiz.general_questions())
     of_world = replies.to([question for question, _ in general], [None] * len(general))
     return {
         "questions": len(asked),

@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from models import known_config
 from sebp_edge.export.gguf_file import write_model
-from sebp_edge.export.tokenizer import GgufTokenizer
-from sebp_edge.export.weights import MergedWeights
+from sebp_edge.export.gguf_tokenizer import GgufTokenizer
+from sebp_edge.export.model_weights import MergedWeights
 from sebp_edge.lessons.prompts import encode_texts
 from sebp_edge.models.catalog import resolve
 from sebp_edge.models.completion import complete_text

@@ -42,7 +42,7 @@ from .lora import rank_block
 from .move_rows import sum_parts, with_contiguous_rows
 
 
-class Tiles(NamedTuple):
+class FourBitTiles(NamedTuple):
     """How a product is split into programs.
 
     Attributes:
@@ -60,13 +60,13 @@ class Tiles(NamedTuple):
     in_registers: bool = False
 
 
-OUTPUT_TILES, INPUT_TILES = Tiles(64, 256, 264, 4, 2, in_registers=True), Tiles(128, 128, 264, 4, 2)
+OUTPUT_TILES, INPUT_TILES = FourBitTiles(64, 256, 264, 4, 2, in_registers=True), FourBitTiles(128, 128, 264, 4, 2)
 # Tiles of more rows of X leave one program to a multiprocessor, which is slower, or none where it has 99 KB of shared
 # memory.
-MAX_ROWS_BESIDE_REGISTERS, TILES_OF_MORE_OUTPUTS = 80, Tiles(64, 128, 264, 4, 2)
+MAX_ROWS_BESIDE_REGISTERS, TILES_OF_MORE_OUTPUTS = 80, FourBitTiles(64, 128, 264, 4, 2)
 # Rows that a program interleaves.
 INTERLEAVED_ROWS = 8
-# Tiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
+# FourBitTiles of D and U, and the terms of a part: more would take longer than the products, fewer longer to add.
 LOW = {"LOW_SHARE": 2048, "LOW_BLOCK_N": 16, "LOW_DEPTH": 128}
 # Ranks whose tiles fit beside those of the products.
 MAX_LOW_RANK = 64
@@ -325,7 +325,7 @@ def _four_bit_product_kernel(
 
 
 def add_outputs_(
-    out_NM: Tensor, x_NK: Tensor, weights: Sequence[FourBits], columns: Sequence[int], tiles: Tiles | None = None
+    out_NM: Tensor, x_NK: Tensor, weights: Sequence[FourBits], columns: Sequence[int], tiles: FourBitTiles | None = None
 ) -> None:
     """Adds X Wᵀ to the outputs of all projections, side by side."""
     if len(x_NK):
@@ -335,7 +335,11 @@ def add_outputs_(
 
 
 def inputs(
-    dout_NM: Tensor, weights: Sequence[FourBits], columns: Sequence[int], num_inputs: int, tiles: Tiles | None = None
+    dout_NM: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    num_inputs: int,
+    tiles: FourBitTiles | None = None,
 ) -> Tensor:
     """dY W, [N, K]."""
     if len(dout_NM) == 0:
@@ -345,7 +349,11 @@ def inputs(
 
 
 def outputs_and_low(
-    x_NK: Tensor, weights: Sequence[FourBits], columns: Sequence[int], stacked_A: Tensor, tiles: Tiles | None = None
+    x_NK: Tensor,
+    weights: Sequence[FourBits],
+    columns: Sequence[int],
+    stacked_A: Tensor,
+    tiles: FourBitTiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The fp32 parts of X Wᵀ, [S, N, M], and of D, [S, N, n R]."""
     low = stacked_A.T, len(stacked_A) // len(columns), 1.0
@@ -360,7 +368,7 @@ def inputs_and_low(
     num_inputs: int,
     stacked_B: Tensor,
     scaling: float,
-    tiles: Tiles | None = None,
+    tiles: FourBitTiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The fp32 parts of dY W, [S, N, K], and of U, [S, N, n R]."""
     low = stacked_B, stacked_B.shape[1], scaling
@@ -373,7 +381,7 @@ def _launch(
     columns: Sequence[int],
     num_inputs: int,
     low: tuple[Tensor, int, float] | None,
-    tiles: Tiles,
+    tiles: FourBitTiles,
     *,
     of_inputs: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -447,7 +455,7 @@ def _interleave(x: Tensor, block: int, depth: int) -> Tensor:
     return interleaved
 
 
-def _output_tiles(num_rows: int) -> Tiles:
+def _output_tiles(num_rows: int) -> FourBitTiles:
     return OUTPUT_TILES if num_rows <= MAX_ROWS_BESIDE_REGISTERS else TILES_OF_MORE_OUTPUTS
 
 

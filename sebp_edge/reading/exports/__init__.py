@@ -27,7 +27,7 @@ from sebp_edge.reading.exports.slack import read_slack_day, read_slack_users
 from sebp_edge.reading.exports.telegram import read_telegram
 from sebp_edge.reading.exports.whatsapp import is_whatsapp, read_whatsapp
 from sebp_edge.reading.formats.encodings import decode
-from sebp_edge.reading.formats.records import Read, is_json, read_json
+from sebp_edge.reading.formats.record_files import Read, is_json, read_json
 from sebp_edge.reading.vaults import Vault
 from sebp_edge.values.chats import Chat, Names
 from sebp_edge.values.documents import Unreadable

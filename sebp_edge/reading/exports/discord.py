@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sebp_edge.reading.exports.objects import day_of, reduced_values
-from sebp_edge.reading.formats.records import long_fields
+from sebp_edge.reading.formats.record_files import long_fields
 from sebp_edge.values.chats import OWNER, Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable
 

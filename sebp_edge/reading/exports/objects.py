@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from sebp_edge.reading.formats.records import json_fault, values_of_list
+from sebp_edge.reading.formats.record_files import json_fault, values_of_list
 
 
 def reduced_values(text: str, reduce: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:

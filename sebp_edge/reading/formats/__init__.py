@@ -33,7 +33,7 @@ from sebp_edge.reading.formats.notes import read_note
 from sebp_edge.reading.formats.odt import read_odt
 from sebp_edge.reading.formats.org import read_org
 from sebp_edge.reading.formats.pdf import read_pdf
-from sebp_edge.reading.formats.records import Read, read_csv, read_json
+from sebp_edge.reading.formats.record_files import Read, read_csv, read_json
 from sebp_edge.reading.formats.rst import read_rst
 from sebp_edge.reading.formats.rtf import read_rtf
 from sebp_edge.reading.vaults import Vault

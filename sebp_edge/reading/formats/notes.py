@@ -9,7 +9,7 @@ from sebp_edge.reading.edits import Edit, edit
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.front_matter import front_matter
 from sebp_edge.reading.formats.html import html_text
-from sebp_edge.reading.formats.joplin import JOPLIN, JOPLIN_MARK, find_metadata, read_links
+from sebp_edge.reading.formats.joplin_notes import JOPLIN, JOPLIN_MARK, find_metadata, read_links
 from sebp_edge.reading.formats.logseq import LOGSEQ, page_properties, read_as_logseq
 from sebp_edge.reading.formats.markdown import COMMON, entities, find_parts
 from sebp_edge.reading.formats.notion import NOTION, NOTION_MARK, is_notion_page, without_properties

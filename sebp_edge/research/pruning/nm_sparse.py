@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.research.pruning.phases import Phases, PruningMethod, Stage
 from sebp_edge.research.pruning.pruning import Pruning
+from sebp_edge.research.pruning.pruning_phases import Phases, PruningMethod, Stage
 
 
 def nm_sparse(
@@ -36,7 +36,7 @@ def nm_sparse(
 
     Args:
         pattern: N:M, such as "2:4": of each M neighbouring inputs of an output, N weights are left.
-        method: see `sebp_edge.research.pruning.phases`.
+        method: see `sebp_edge.research.pruning.pruning_phases`.
         num_steps: the number of optimizer steps of the training.
         dense, decay: the shares of these steps in the dense and in the decay phase; the sparse phase has the rest.
             "sr-ste" has no decay phase.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sebp_edge.ops import prune_, shrink_pruned_
 from sebp_edge.research.pruning.layers import layers_to_prune
-from sebp_edge.research.pruning.phases import Phases, Stage
+from sebp_edge.research.pruning.pruning_phases import Phases, Stage
 
 
 class Pruning:

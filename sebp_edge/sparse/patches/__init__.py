@@ -6,7 +6,7 @@ patch             the base class: replaces forwards and puts them back, in any o
 agreement         compares a replacement with the model's own code; defines all tolerances
 attention         a block's attention and rotary embedding as one operation
 norms_and_mlps    norms and gates by our own operations, recomputed instead of kept
-lora              PEFT's plain LoRA layers, those that read one input in one Function
+fused_lora        PEFT's plain LoRA layers, those that read one input in one Function
 kept_inputs       one copy of an input's active rows for all layers that read it
 loss              a decoder's loss without all its logits in memory at once
 last_layer        the last layer on loss rows only

@@ -28,7 +28,7 @@ from sebp_edge.sparse.patches.patch import Patch, forward_of
 ATTENTION_DROPOUT = "attention_dropout"
 
 
-class Checkpoints(Patch):
+class CheckpointedBlocks(Patch):
     """Handle of one decoder's first blocks, in checkpoints.
 
     The backward pass reaches the first blocks last: by then it has freed what the others kept, and has memory to

@@ -13,7 +13,7 @@ TOKENS_PER_STEP_CPU = 50
 
 
 @dataclass(frozen=True)
-class Work:
+class AmountOfWork:
     """The work of all trainings of an adaptation.
 
     Attributes:
@@ -40,7 +40,7 @@ class Work:
         on_gpu: bool,
         has_graphs: bool,
         shares_prefixes: bool = False,
-    ) -> "Work":
+    ) -> "AmountOfWork":
         """Counts the work of schedules, which must be laid out; `examples` have the tokens."""
 
         def size_of(micro_batch: MicroBatch) -> tuple[Bucket, int, int]:

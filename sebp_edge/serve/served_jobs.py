@@ -29,7 +29,7 @@ _MAX_RECENT = 200
 
 
 @dataclass(frozen=True)
-class Job:
+class ServedJob:
     """What is known of a job.
 
     Attributes:
@@ -60,7 +60,7 @@ class Job:
     result: dict | None = None
 
 
-class Jobs:
+class ServedJobs:
     """All jobs of a store.
 
     Args:
@@ -79,7 +79,7 @@ class Jobs:
     """
 
     @classmethod
-    def open(cls, folder: Path, is_resumable: Callable[[Job], bool]) -> "Jobs":
+    def open(cls, folder: Path, is_resumable: Callable[[ServedJob], bool]) -> "ServedJobs":
         """Opens the journal in a store's folder, or begins a new one if it is damaged."""
         try:
             return cls(Journal(folder), is_resumable)
@@ -92,19 +92,19 @@ class Jobs:
         jobs.damage = damage
         return jobs
 
-    def __init__(self, journal: Journal, is_resumable: Callable[[Job], bool]):
+    def __init__(self, journal: Journal, is_resumable: Callable[[ServedJob], bool]):
         self.journal, self.damage = journal, None
         self.queue: deque[str] = deque()
         self.params: dict[str, dict] = {}
         self.subscriptions: dict[str, int] = {}
         self.last_events: list[dict] = []
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ServedJob] = {}
         self._digests: dict[str, bytes] = {}
         self._changed: set[str] = set()
         self._recent: OrderedDict[tuple[str, int], dict] = OrderedDict()
         try:
             for digest, facts in journal.jobs():
-                job = parse_dataclass(facts, Job)
+                job = parse_dataclass(facts, ServedJob)
                 if job.error is not None:  # the journal keeps its code
                     job = replace(job, error={"message": "", "hint": ""} | job.error)
                 self._jobs[job.id] = replace(job, last_event=journal.last_number(job.id))
@@ -128,7 +128,7 @@ class Jobs:
         self._changed.clear()
         self.journal.commit()
 
-    def start(self, request: StartJobParams, as_sent: dict, keep: Callable[[], tuple[str | None, dict]]) -> Job:
+    def start(self, request: StartJobParams, as_sent: dict, keep: Callable[[], tuple[str | None, dict]]) -> ServedJob:
         """Puts a job into the queue; returns the one that there is if it was started before.
 
         Args:
@@ -147,7 +147,7 @@ class Jobs:
             raise Refusal("busy", f"{MAX_QUEUED} jobs are waiting already.", "Wait for one to end.", retry=True)
         name, params = keep()
         stored = None if request.kind == "export" else request.id
-        self._jobs[request.id] = Job(request.id, request.kind, name, stored=stored)
+        self._jobs[request.id] = ServedJob(request.id, request.kind, name, stored=stored)
         self._digests[request.id] = digest
         self.change(request.id, "queued")
         if (problem := self.journal.problem) is not None:
@@ -157,7 +157,7 @@ class Jobs:
         self.queue.append(request.id)
         return self._jobs[request.id]
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> ServedJob:
         """Returns a job.
 
         Raises:
@@ -167,11 +167,11 @@ class Jobs:
             raise Refusal("unknown_job", "There is no job with this id.", "jobs.list has all jobs.")
         return self._jobs[id]
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[ServedJob]:
         """Returns all jobs, oldest first."""
         return list(self._jobs.values())
 
-    def change(self, id: str, state: str, **facts) -> Job:
+    def change(self, id: str, state: str, **facts) -> ServedJob:
         """Moves a job into another state, which is an event, and is in the journal before anybody hears of it."""
         job = replace(self._jobs[id], state=state, updated=round(time.time(), 3), **facts)
         self._jobs[id] = job
@@ -208,7 +208,7 @@ class Jobs:
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
 
-    def resume(self, request: ResumeJobParams) -> Job:
+    def resume(self, request: ResumeJobParams) -> ServedJob:
         """Queues a job again."""
         self.params[request.id] = asdict(request)
         self.queue.append(request.id)

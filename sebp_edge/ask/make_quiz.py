@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from sebp_edge.ask.answer import NUM_PASSAGES, is_found
-from sebp_edge.ask.asking import prompt_for, shown
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.practice import practice_questions
+from sebp_edge.ask.wording import prompt_for, shown
 from sebp_edge.values.answers import stands_in
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.documents import Document

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from sebp_edge.memory.footprint import Footprint
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.recipe import Recipe
 
 

@@ -45,7 +45,7 @@ from sebp_edge.serve.served_model import TrainedModel, has_room
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
 from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.jobs import Job
+from sebp_edge.store.stored_jobs import Job
 
 # Of a job that an error ends: the first that fits.
 _REFUSED = SebpEdgeError | Refusal

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from sebp_edge.ask.passages import Passage
 from sebp_edge.lessons.prompts import EncodedPrompt, encode_prompt, end_of_turn
-from sebp_edge.values.documents import Completion, Content, Conversation
+from sebp_edge.values.documents import Content, Conversation, PromptCompletion
 
 
 def shown(passages: Iterable[Passage]) -> str:
@@ -23,7 +23,7 @@ def with_answers(pairs: Sequence[tuple[str, str]], tokenizer, document: str | No
     turns = [(_after(document, first), answer), *others]
     if not tokenizer.chat_template:
         *before, (last, answer) = turns
-        return Completion(_plain_turns(before) + plain_question(last), f" {answer}")
+        return PromptCompletion(_plain_turns(before) + plain_question(last), f" {answer}")
     return Conversation(tuple(_messages(turns)))
 
 

@@ -15,7 +15,7 @@ from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
 from sebp_edge.machine import devices
-from sebp_edge.memory.options import MemoryOptions
+from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
@@ -25,9 +25,9 @@ from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of, read_history, write_history
-from sebp_edge.store.jobs import Job, JobRecord, settings_of
 from sebp_edge.store.known_texts import KNOWN_TEXTS, KnownTexts
 from sebp_edge.store.saved import DOCUMENTS
+from sebp_edge.store.stored_jobs import Job, JobRecord, settings_of
 from sebp_edge.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.values.documents import printable
 from sebp_edge.values.example import Example
@@ -93,7 +93,7 @@ class Resumed:
         return parse_dataclass(self.fixed.options, MemoryOptions)
 
 
-class Work:
+class AdaptationJob:
     """The job of one adaptation.
 
     Args:
@@ -118,7 +118,7 @@ class Work:
         self._active: int | None = None
 
     @classmethod
-    def begin(cls, call: Call, place: Place, kind: str, options: dict, texts) -> "Work":
+    def begin(cls, call: Call, place: Place, kind: str, options: dict, texts) -> "AdaptationJob":
         """Begins a job, unless the adapter is saved outside the store.
 
         Args:

@@ -1,13 +1,22 @@
 """Verifies a receipt of `forget`: no version knows the documents, and a training gives the weights once more."""
 
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from sebp_edge.errors import AdapterError
+from sebp_edge.errors import AdapterError, MachineError
+from sebp_edge.machine import devices
+from sebp_edge.run.adaptation_job import AdaptationJob
+from sebp_edge.run.adapting import train_again
+from sebp_edge.run.call import Call
 from sebp_edge.run.forgetting import Remaining, find_remaining, versions_with
+from sebp_edge.run.reporting import package_versions
+from sebp_edge.run.saving import Place
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, read_receipts
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.values.folder import Folder
 from sebp_edge.values.reading import Reading
 
 
@@ -109,3 +118,41 @@ def _others(record: AdapterRecord, packages: dict[str, str]) -> str:
     before = record.packages or {}
     changed = [f"{name} {before.get(name)}, now {now}" for name, now in packages.items() if before.get(name) != now]
     return f", but it was made with {'; '.join(changed)}" if changed else ""
+
+
+def run_verify(call: Call, place: Place, texts) -> Verification:
+    """Verifies the newest receipt of `forget` by a training that is made again, outside the store.
+
+    Args:
+        texts: the documents that remain; by default, they are read where they were learnt.
+
+    Raises:
+        AdapterError: there is no receipt with the hash of weights, or its version was removed.
+        TextsError: a document has changed or cannot be read.
+        MachineError: the training would be on a GPU.
+    """
+    devices.refuse_several_processes()
+    if texts is not None:
+        texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
+    if call.device.type != "cpu":
+        raise MachineError(
+            "A GPU adds in another order each time, so a training cannot be made again bit for bit there; verify with "
+            "device='cpu' what was forgotten on the CPU."
+        )
+    in_use = call.in_use
+    used = in_use.adapter_folder, in_use.prompts
+
+    def train(remaining: Remaining) -> str:
+        with tempfile.TemporaryDirectory(prefix="sebp-edge-verify-") as folder:
+            outside = replace(place, out=Path(folder) / "adapter")
+            work = AdaptationJob.begin(call, outside, "forget", {}, None)
+            with devices.limited_threads(remaining.record.threads):  # another number rounds differently
+                return train_again(call, outside, work, remaining, activate_anyway=False).weights_hash()
+
+    try:
+        return verify(place.adapter, texts, call.read, train, package_versions())
+    finally:
+        in_use.detach_adapter()
+        in_use.adapter_folder, in_use.prompts = used
+        if in_use.base is not None:
+            in_use.restore_adapter(call.job)
