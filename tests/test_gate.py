@@ -32,7 +32,7 @@ NO_EFFECT = 1e-6
 NOTES, MORE = make_sentences(40)[:30], make_sentences(40)[30:]
 FEW = NOTES[:13]
 OTHERS = make_sentences(7, seed=1, words=60)
-SAVED_BY_0_1_0 = Path(__file__).parent / "adapters" / "saved_by_0_1_0"
+SAVED_BY_0_1_0 = Path(__file__).parent / "store" / "saved_by_0_1_0"
 EXAMPLES = Path(__file__).parents[1] / "examples" / "notes"
 
 

@@ -55,8 +55,8 @@ def check(found: list[dict]) -> list[dict]:
 
 
 def test_the_schema_and_the_types_that_ship_are_made_from_the_classes():
-    assert read_schema().decode() == schema_text(), "run python tests/message_schema.py"
-    assert FILE.read_text(encoding="ascii") == typescript(), "run python tests/message_types.py"
+    assert read_schema().decode() == schema_text(), "run python tests/helpers/message_schema.py"
+    assert FILE.read_text(encoding="ascii") == typescript(), "run python tests/helpers/message_types.py"
     Draft202012Validator.check_schema(json.loads(read_schema()))
 
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of all messages, a file of the package; `tests/message_schema.py` writes it from the classes."""
+"""The JSON Schema of all messages, which `tests/helpers/message_schema.py` writes from the classes."""
 
 import hashlib
 from importlib.resources import files

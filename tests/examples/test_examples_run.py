@@ -62,7 +62,18 @@ def test_the_flat_loop_learns(checkout):
 
 def test_every_module_is_in_its_folders_map():
     """The docstrings of these folders say what each of their files is for."""
-    for folder in ("machine", "memory", "sparse", "sparse/patches", "sparse/rows", "texts", "training"):
+    for folder in (
+        "machine",
+        "memory",
+        "sparse",
+        "sparse/patches",
+        "sparse/rows",
+        "reading",
+        "lessons",
+        "store",
+        "values",
+        "training",
+    ):
         source = (ROOT / "sebp_edge" / folder / "__init__.py").read_text(encoding="utf-8")
         for path in (ROOT / "sebp_edge" / folder).glob("[a-z]*.py"):
             assert re.search(rf"\b{path.stem}\b", source), path

@@ -52,7 +52,7 @@ def random_text(number):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, id=str(name)) for name in configs()])
 def test_the_shapes_that_ship_are_those_that_torch_reads(name):
-    """`python tests/known_shapes.py` writes them."""
+    """`python tests/helpers/known_shapes.py` writes them."""
     known = json.loads(BUNDLED.read_text())["shapes"]
     assert set(known) == set(configs())
     shape = read_shape(resolve_config(configs()[name]))
@@ -120,7 +120,7 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
 @pytest.mark.slow
 def test_a_plan_needs_no_torch(notes_folder, tmp_path):
     code = (
-        "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests']\n"
+        "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests/helpers']\n"
         "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
         "from sebp_edge.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
         "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import JobSink\n"

@@ -248,7 +248,7 @@ def test_truncated_weights_are_refused(base, saved):
 def test_a_folder_without_weights_is_refused(base, saved, tmp_path):
     shutil.copy(saved[0] / "adapter_config.json", tmp_path)
     with pytest.raises(
-        AdapterError, match=r"contains no adapter; expected one of adapter_model\.safetensors, model\.safetensors,"
+        AdapterError, match=r"contains no adapter; expected one of adapter_model\.safetensors, model\.safetensors\."
     ):
         load(base, tmp_path)
 

@@ -12,7 +12,7 @@ from materials import sentences, write_notes, write_recipe
 from placeholders import NOTES, TOLD
 from recorder import run_command
 
-EARLIER = Path(__file__).parents[1] / "adapters"  # where stores of earlier versions are
+EARLIER = Path(__file__).parents[1] / "store"  # where stores of earlier versions are
 
 
 def record_story(name: str, folder: Path, work: Path, placeholders) -> dict:

@@ -1,6 +1,6 @@
-"""Kills, full disks, power cuts and many processes at once: see `tests/store_faults.py`.
+"""Kills, full disks, power cuts and many processes at once: see `tests/helpers/store_faults.py`.
 
-SEBP_EDGE_KILLS sets how many operations are killed at random instants; `python tests/store_faults.py` runs more.
+SEBP_EDGE_KILLS sets how many operations are killed at random instants; that script runs more.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "store_faults.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "store_faults.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="Windows has no fork")]
 

@@ -63,7 +63,7 @@ NARROW = {
 FAMILIES = [name for name, shape in SHAPES.items() if "exactness" in shape]
 SOURCES = (
     *evidence.STEP,
-    *(f"sebp_edge/{part}" for part in ("models", "texts", "personalizer.py", "recipe.py")),
+    *(f"sebp_edge/{part}" for part in ("models", "lessons", "values", "personalizer.py", "recipe.py")),
     *(f"kernels/bench/{file}" for file in ("memory/budgets.py", "models.py", "shapes.toml", "speed/end_to_end.py")),
     __file__,
 )

@@ -14,8 +14,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser
-
 from sebp_edge.reading.formats import html
 from sebp_edge.reading.formats.encodings import decode_html
 from sebp_edge.values.documents import Unreadable
@@ -37,6 +35,8 @@ HOSTILE = {
 
 def with_lexbor(page: str, handler: html._Page) -> None:
     """Walks the tree of Lexbor as the parser in use reports its events."""
+    from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser  # which is not installed with the tests
+
     node, tags = LexborHTMLParser(page, options=LexborDocumentOptions.WO_EVENTS).root, []
     while True:
         if node.is_text_node:

@@ -1,6 +1,6 @@
 """Makes the JSON Schema of all messages from the classes that they are made of; run it to write the file that ships:
 
-    python tests/message_schema.py              # also `released`, after a release: what must stay from then on
+    python tests/helpers/message_schema.py              # also `released`, after a release: what must stay from then on
 
 A message of a new class needs an entry in `MESSAGES`; pydantic's models of another protocol go into `OTHERS`.
 """
@@ -36,8 +36,8 @@ from sebp_edge.store.erasure import Receipt
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.training_report import KeptSamples, TrainingReport
 
-FILE = Path(__file__).parents[1] / "sebp_edge" / "basics" / "schema.json"
-RELEASED = Path(__file__).parent / "messages" / "released.txt"
+FILE = Path(__file__).parents[2] / "sebp_edge" / "basics" / "schema.json"
+RELEASED = Path(__file__).parents[1] / "messages" / "released.txt"
 
 
 def hints(kind: type, *without: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Makes the TypeScript types of the protocol's messages from their schema; run it to write the file that ships:
 
-python tests/message_types.py              # after tests/message_schema.py
+python tests/helpers/message_types.py              # after tests/helpers/message_schema.py
 """
 
 import json
@@ -14,7 +14,7 @@ from sebp_edge.serve.messages import JOBS
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 
-FILE = Path(__file__).parents[1] / "sebp_edge" / "serve" / "messages.ts"
+FILE = Path(__file__).parents[2] / "sebp_edge" / "serve" / "messages.ts"
 HEAD = """// The messages of `sebp-edge serve`: made from its schema, not written by hand.
 // Within a version of the protocol, events and fields are only added: ignore those that you do not know.
 """

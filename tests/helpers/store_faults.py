@@ -1,10 +1,10 @@
 """Changes a store of adapters while it is killed, its disk fills up, its power is cut, or others change it.
 
-    python tests/store_faults.py kills FOLDER 500      kills at random instants
-    python tests/store_faults.py events FOLDER [STEP]  a kill before each (every STEP-th) file event of each operation
-    python tests/store_faults.py full FOLDER [STEP]    a disk that is full from each file event on
-    python tests/store_faults.py power FOLDER [STEP]   a power cut before each event: what was not synced is gone
-    python tests/store_faults.py crowd FOLDER 60       8 processes that write and read, for a minute
+    store_faults.py kills FOLDER 500       kills at random instants
+    store_faults.py events FOLDER [STEP]   a kill before each (every STEP-th) file event of each operation
+    store_faults.py full FOLDER [STEP]     a disk that is full from each file event on
+    store_faults.py power FOLDER [STEP]    a power cut before each event: what was not synced is gone
+    store_faults.py crowd FOLDER 60        8 processes that write and read, for a minute
 
 Prints one line of JSON with counts; ends with a traceback if a version that existed is lost or half visible, if
 `active` does not name a whole version, if a number is used twice, or if a kill blocks the next operation.

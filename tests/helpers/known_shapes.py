@@ -1,6 +1,6 @@
 """Writes what ships of the models with short names, for processes without torch:
 
-python tests/known_shapes.py
+python tests/helpers/known_shapes.py
 """
 
 import json

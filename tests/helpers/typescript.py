@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from served import SECONDS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def node():
