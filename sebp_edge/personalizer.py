@@ -94,7 +94,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed, self.me = check_seed(seed), (me,) if isinstance(me, str) else tuple(me)
         self.politeness = (politeness or Politeness()).on(self.device.type)
-        self.on_event, self.meanwhile = on_event, lambda: None  # which is called while a training waits
+        self.on_event, self.while_waiting = on_event, lambda: None  # which is called while a training waits
         self.in_use = ModelInUse(self.reference, self.recipe, self.device)
         self._searched, self._calls = SearchedTexts(), OneCall()
 
@@ -135,7 +135,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
         with self._begin(stop_when) as call:
-            return resuming.politely(call, texts, resuming.run_adapt, place, texts, options)
+            return resuming.run_with_waits(call, texts, resuming.run_adapt, place, texts, options)
 
     def forget(
         self,
@@ -169,7 +169,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
         given = (Place(self.store, name), documents, texts, options, on_found)
         with self._begin(stop_when) as call:
-            return resuming.politely(call, texts, resuming.run_forget, *given)
+            return resuming.run_with_waits(call, texts, resuming.run_forget, *given)
 
     def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
         """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
@@ -192,7 +192,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
                 though it knows what it has learnt of them; or "again", to start over in any case.
         """
         with self._begin(stop_when) as call:
-            return resuming.politely(call, texts, resuming.resume, self.store.jobs.get(job), texts, changed)
+            return resuming.run_with_waits(call, texts, resuming.resume, self.store.jobs.get(job), texts, changed)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, if any, as Ctrl-C would; that call raises Interrupted.
@@ -389,5 +389,5 @@ class Personalizer(AbstractContextManager["Personalizer"]):
 
     def _make_call(self, signal, *others) -> Call:
         own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget), JobSink(self.on_event)
-        giving_way = GivingWay(self.politeness, self.device, job, signal, self.meanwhile)
+        giving_way = GivingWay(self.politeness, self.device, job, signal, self.while_waiting)
         return Call(*own, job, signal, *others, self.in_use, giving_way)

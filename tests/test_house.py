@@ -50,7 +50,7 @@ USES = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_026
+MAX_LINES = 51_032
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
     "ask": 1_054,
@@ -65,12 +65,12 @@ MAX_LINES_OF_ROOM = {
     "models.gguf": 1_168,
     "reading": 6_839,
     "research": 1_793,
-    "run": 6_120,
+    "run": 6_122,
     "serve": 2_975,
     "sparse": 1_695,
     "sparse.patches": 2_520,
     "sparse.rows": 1_219,
-    "store": 3_031,
+    "store": 3_035,
     "training": 3_727,
     "values": 1_419,
 }

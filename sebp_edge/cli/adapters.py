@@ -16,8 +16,8 @@ from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
+from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.names import folder_of
-from sebp_edge.store.standing import read_standing
 from sebp_edge.values.documents import printable
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
@@ -38,7 +38,7 @@ def _readable_versions(store) -> Iterator:
     for name in store.names():
         try:
             adapter = store.adapter(name)
-            versions, best = adapter.versions(), read_standing(adapter).best[:1]
+            versions, best = adapter.versions(), read_best_versions(adapter).best[:1]
         except SebpEdgeError as error:
             print_note(error)
             continue

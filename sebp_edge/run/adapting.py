@@ -32,7 +32,7 @@ from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
-from sebp_edge.run.start import Beginning
+from sebp_edge.run.start import StartingPoint
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work_ahead import (
@@ -43,8 +43,8 @@ from sebp_edge.run.work_ahead import (
     seconds_of_a_token,
 )
 from sebp_edge.sparse.rows.schedule import Schedule
+from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.store.standing import read_standing
 from sebp_edge.training.checkpoint import Checkpoints, RunState
 from sebp_edge.training.gate import Gate, GateResult, Life
 from sebp_edge.training.kernels_ahead import compiling_ahead
@@ -99,7 +99,7 @@ class Adapting:
         self._was_active: int | None = None
         self.preparation = preparation
         self.planned: PlannedTraining | None = None
-        self.beginning: Beginning | None = None
+        self.starting_point: StartingPoint | None = None
         self.training: TrainingRun | None = None
         self.texts = VersionTexts()
         self.judged: GateResult | None = None
@@ -136,7 +136,7 @@ class Adapting:
             self.plan()
             with self._call.make_guard(self.planned and self.planned.plan, self._peak) as guard:
                 if not self.begin(guard):
-                    return UnchangedResult.of(self.beginning.active)
+                    return UnchangedResult.of(self.starting_point.active)
                 handled = sys.exception()
                 self._call.in_use.detach_adapter()
                 try:
@@ -177,12 +177,12 @@ class Adapting:
         with self._compiling_ahead(recipe) if call.on_gpu else nullcontext():
             base = call.load(recipe)
             prepared = preparation.encode(base, planned)
-        self.beginning = prepared.beginning
-        if self.beginning.has_nothing_new:
+        self.starting_point = prepared.starting_point
+        if self.starting_point.has_nothing_new:
             return False
-        self.beginning.refuse_other_base(base.fingerprint)
-        if self.beginning.event is not None and self.beginning.summary != preparation.starts_over:
-            call.notify(self.beginning.event)
+        self.starting_point.refuse_other_base(base.fingerprint)
+        if self.starting_point.event is not None and self.starting_point.summary != preparation.starts_over:
+            call.notify(self.starting_point.event)
         schedules = preparation.schedule(prepared, planned)
         rate = devices.matmul_rate(base.device, base.dtype)
         token = planned.token if planned else seconds_of_a_token(base.num_parameters, rate, on_gpu=call.on_gpu)
@@ -199,9 +199,9 @@ class Adapting:
             call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), self._place.out)
         held = options if self._peak is not None else preparation.fill_free_memory(recipe, options, prepared, schedules)
-        task = Task(dataset, schedules, recipe, call.seed, held, self.beginning.folders)
+        task = Task(dataset, schedules, recipe, call.seed, held, self.starting_point.folders)
         if self._place.out is None:
-            texts = VersionTexts.of(preparation.reading, dataset, self.beginning, call.reference)
+            texts = VersionTexts.of(preparation.reading, dataset, self.starting_point, call.reference)
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
         state, checks = resumed and resumed.state, (self._checkpoints.due, self._check, call.giving_way.rest)
@@ -325,7 +325,7 @@ class Adapting:
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
         earlier = {self._place.active_version} - {None} if self._compares else set()
         if earlier:
-            earlier |= {*read_standing(self._place.adapter).best[:1]}
+            earlier |= {*read_best_versions(self._place.adapter).best[:1]}
         recipe = self.preparation.recipe.with_defaults()
         ahead = phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
         self._call.job.lay_out([*before, *ahead])

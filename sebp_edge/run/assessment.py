@@ -19,9 +19,9 @@ from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
 from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.history import read_history
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.store.standing import read_standing
 from sebp_edge.store.training_report import Sample
 from sebp_edge.training.evaluation import HeldOutLoss
 from sebp_edge.training.gate import EarlierVersion, GateResult, Life
@@ -88,14 +88,14 @@ class Assessor:
         Args:
             compares: whether it is compared with any.
         """
-        standing, version = read_standing(adapter), adapter.active() if compares else None
+        best_versions, version = read_best_versions(adapter), adapter.active() if compares else None
         if version is None:
-            return Life(refused=standing.refused)
+            return Life(refused=best_versions.refused)
         self._job.enter(ACTIVE)
-        life = Life(self._examine(adapter, version, is_active=True), refused=standing.refused)
+        life = Life(self._examine(adapter, version, is_active=True), refused=best_versions.refused)
         if life.active.losses is None:
             return life
-        for version in standing.best:
+        for version in best_versions.best:
             if version == life.active.version:
                 break
             best = self._examine(adapter, version)

@@ -40,7 +40,7 @@ class GivingWay:
 
     Args:
         job: receives the events; its clock stands still during a wait.
-        meanwhile: called several times a second during a wait or a rest.
+        while_waiting: called several times a second during a wait or a rest.
 
     Attributes:
         frees: whether `wait` has requested a pause.
@@ -52,10 +52,10 @@ class GivingWay:
         device: torch.device,
         job: JobSink,
         signal: StopSignal,
-        meanwhile: Callable[[], None] = lambda: None,
+        while_waiting: Callable[[], None] = lambda: None,
     ):
         self.politeness, self._device, self._job, self._signal = politeness, device, job, signal
-        self._meanwhile = meanwhile
+        self._while_waiting = while_waiting
         self._rooms: list[Room] = []
         self._gpu: GpuUse | None = None
         self._is_on = self.frees = False
@@ -146,7 +146,7 @@ class GivingWay:
         while (left := until - time.perf_counter()) > 0 and not self._signal.is_requested:
             time.sleep(min(left, REST_SECONDS))
             begin = time.perf_counter()
-            self._meanwhile()
+            self._while_waiting()
             until = until - begin + self._work_since(begin) * owed + time.perf_counter()
         self._rested = time.perf_counter()
 
@@ -202,7 +202,7 @@ class GivingWay:
 
     def _sleep(self) -> None:
         self._signal.check()
-        self._meanwhile()
+        self._while_waiting()
         time.sleep(POLL_SECONDS)
 
 

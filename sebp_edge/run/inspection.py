@@ -127,7 +127,7 @@ class Inspection:
         preparation, reference = Preparation.under(call, texts, call.store.adapter(name)), call.reference
         reading, recipe, active = preparation.reading, preparation.recipe, preparation.active
         prepared, plan, refusal = preparation.read_dataset(), None, ""
-        beginning, is_unchanged = prepared.beginning, active is not None and active.is_unchanged(sync=False)
+        beginning, is_unchanged = prepared.starting_point, active is not None and active.is_unchanged(sync=False)
         try:
             if not (is_unchanged or beginning.has_nothing_new):
                 plan = preparation.plan(prepared).plan

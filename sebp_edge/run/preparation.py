@@ -22,7 +22,7 @@ from sebp_edge.memory.memory_plan import Plan
 from sebp_edge.memory.target import Target
 from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.start import Beginning, Start, latest_history
+from sebp_edge.run.start import Start, StartingPoint, latest_history
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
@@ -41,7 +41,7 @@ class Prepared:
     """A dataset, and how the training on it begins."""
 
     dataset: Dataset
-    beginning: Beginning
+    starting_point: StartingPoint
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Preparation:
     @property
     def starts_over(self) -> str:
         """Says why the training does not begin at the active version; empty if that is not known yet."""
-        return Beginning(self.active, obstacle=self._start).summary if isinstance(self._start, str) else ""
+        return StartingPoint(self.active, obstacle=self._start).summary if isinstance(self._start, str) else ""
 
     def _has_enough_for_tests(self) -> bool:
         """Whether the documents get one split instead of folds, told without the model's tokenizer."""
@@ -191,7 +191,7 @@ class Preparation:
         """
         if planned is not None and prepared is planned.prepared:
             return planned.schedules
-        asked = prepared.dataset, self.recipe, self._call.seed, prepared.beginning.lessons
+        asked = prepared.dataset, self.recipe, self._call.seed, prepared.starting_point.lessons
         return self._call.progress.run(lambda: make_schedules(*asked))
 
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
@@ -201,7 +201,7 @@ class Preparation:
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)
         return Prepared(
-            dataset, Beginning.of(self.active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
+            dataset, StartingPoint.of(self.active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
         )
 
     def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
@@ -222,9 +222,9 @@ def plan_for(call: TextsCall, texts, name: str | None, gpu: str | int | None) ->
     with quiet_libraries():
         preparation = Preparation.under(call, texts, call.store.adapter(name or call.recipe.default_name))
         prepared, active = preparation.read_dataset(), preparation.active
-        event = prepared.beginning.event
-        if prepared.beginning.has_nothing_new:
-            event = Notice(f"{prepared.beginning.summary} This plan is for learning all of them again.")
+        event = prepared.starting_point.event
+        if prepared.starting_point.has_nothing_new:
+            event = Notice(f"{prepared.starting_point.summary} This plan is for learning all of them again.")
             preparation.learn_on_from(None, sync=False)
             prepared = preparation.read_dataset()
         for each in filter(None, (active and active.name_in_use, event)):

@@ -24,7 +24,7 @@ CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")
 
 
-def politely(call: Call, texts, do: Callable[..., Result], *arguments) -> Result:
+def run_with_waits(call: Call, texts, do: Callable[..., Result], *arguments) -> Result:
     """Does a training with the arguments. If it frees its memory to wait for other programs, goes on with it then.
 
     Documents that change meanwhile are left for the next adaptation.

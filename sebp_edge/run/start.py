@@ -85,7 +85,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartingPoint:
     """How an adaptation begins: at a version, or at the base model.
 
     Attributes:
@@ -113,7 +113,7 @@ class Beginning:
         seed: int,
         *,
         sync: bool,
-    ) -> "Beginning":
+    ) -> "StartingPoint":
         """Decides how to begin.
 
         Args:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from sebp_edge.models.files_digest import files_digest
-from sebp_edge.run.start import Beginning
+from sebp_edge.run.start import StartingPoint
 from sebp_edge.store.history import Entry
 from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.where import Where
@@ -34,22 +34,24 @@ class VersionTexts:
     where: Where = field(default_factory=Where)
 
     @classmethod
-    def of(cls, reading: Reading, dataset: Dataset, beginning: Beginning, reference: ModelReference) -> "VersionTexts":
+    def of(
+        cls, reading: Reading, dataset: Dataset, starting_point: StartingPoint, reference: ModelReference
+    ) -> "VersionTexts":
         """Returns what a version in the store knows."""
         salt = dataset.draw.history.salt
         keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.draw.fingerprints.items()}
         texts = {document.hash(salt): keys.get(number, "") for number, document in enumerate(reading.documents)}
         history, gone, entries = dataset.draw.history, {}, {}
         groups = (reading.folders,)
-        if beginning.start is not None:
-            history = history.learnt_on_from(beginning.start.history)
-            entries = beginning.start.entries
-            known = beginning.start.comparison.known
-            gone = known.still_known(texts, (f"{key:016x}" for key in beginning.lessons.gone))
+        if starting_point.start is not None:
+            history = history.learnt_on_from(starting_point.start.history)
+            entries = starting_point.start.entries
+            known = starting_point.start.comparison.known
+            gone = known.still_known(texts, (f"{key:016x}" for key in starting_point.lessons.gone))
             if gone:
-                groups += beginning.start.where.earlier_than(reading.folders)
-        elif beginning.forgets:
+                groups += starting_point.start.where.earlier_than(reading.folders)
+        elif starting_point.forgets:
             history = SplitHistory(history.known, history.salt)
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
         where = Where(texts=tuple(filter(None, groups)))
-        return cls(history, known, entries, beginning.version, beginning.lessons, where)
+        return cls(history, known, entries, starting_point.version, starting_point.lessons, where)

@@ -10,13 +10,13 @@ methods          what the protocol offers, by name
 messages         requests and results; refusals with stable codes
 served_jobs, journal
                  states of jobs; what survives: their numbered events
-shelf            methods about saved adapters, models and reports
+store_methods    methods about saved adapters, models and reports
 planning         plans as the supervisor sees them; planner, the short process without torch that makes one
 worker_process   the worker as the supervisor sees it
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
 served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
-ends             no process outlives the one that started it
+parent_process   no process outlives the one that started it
 client           a client in Python; client.ts is one in TypeScript
 mcp_server       tools for assistants, on a client's server
 """

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sebp_edge.serve.ends import command_of
 from sebp_edge.serve.messages import PROTOCOL
+from sebp_edge.serve.parent_process import command_of
 from sebp_edge.serve.served_jobs import ENDED
 from sebp_edge.serve.streams import MAX_LINE
 

@@ -29,7 +29,7 @@ class Method(NamedTuple):
 
     Attributes:
         params: the class of its parameters.
-        where: "here" in the supervisor's loop, on the "shelf", in a "planner", or in the "worker".
+        where: "here" in the supervisor's loop, about the "store", in a "planner", or in the "worker".
         call: what it calls here; the others have it under the method's name.
     """
 
@@ -153,15 +153,15 @@ METHODS = {
     "jobs.resume": Method(ResumeJobParams, "here", resume_job),
     "jobs.cancel": Method(RunningJobParams, "here", cancel_job),
     "jobs.subscribe": Method(SubscribeParams, "here", subscribe),
-    "adapters.list": Method(messages.NoParams, "shelf"),
-    "adapters.history": Method(messages.AdapterParams, "shelf"),
-    "adapters.activate": Method(messages.VersionParams, "shelf"),
-    "adapters.rollback": Method(messages.AdapterParams, "shelf"),
-    "adapters.rename": Method(messages.RenameParams, "shelf"),
-    "adapters.remove": Method(messages.AdapterParams, "shelf"),
-    "adapters.documents": Method(messages.AdapterParams, "shelf"),
-    "report": Method(messages.AdapterParams, "shelf"),
-    "models": Method(messages.FoldersParams, "shelf"),
+    "adapters.list": Method(messages.NoParams, "store"),
+    "adapters.history": Method(messages.AdapterParams, "store"),
+    "adapters.activate": Method(messages.VersionParams, "store"),
+    "adapters.rollback": Method(messages.AdapterParams, "store"),
+    "adapters.rename": Method(messages.RenameParams, "store"),
+    "adapters.remove": Method(messages.AdapterParams, "store"),
+    "adapters.documents": Method(messages.AdapterParams, "store"),
+    "report": Method(messages.AdapterParams, "store"),
+    "models": Method(messages.FoldersParams, "store"),
     "inspect": Method(messages.TextsParams, "planner"),
     "plan": Method(messages.PlanParams, "planner"),
     "ask": Method(messages.AskParams, "worker"),

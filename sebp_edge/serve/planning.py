@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 
 from sebp_edge.basics.children import Children
-from sebp_edge.serve.ends import command_of
 from sebp_edge.serve.messages import Refusal, cancelled, cannot_start
+from sebp_edge.serve.parent_process import command_of
 from sebp_edge.serve.streams import PIPES
 
 

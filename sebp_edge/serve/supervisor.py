@@ -25,7 +25,6 @@ from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite
-from sebp_edge.serve.ends import Parent
 from sebp_edge.serve.messages import (
     PROTOCOL,
     InitializeParams,
@@ -40,6 +39,7 @@ from sebp_edge.serve.messages import (
     shown,
 )
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
+from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.planning import Planning
 from sebp_edge.serve.served_jobs import ACTIVE, ServedJob, ServedJobs
 from sebp_edge.serve.streams import Lines, LongLine, Outbox
@@ -74,10 +74,10 @@ class Supervisor:
         self._children = children()
         self._planning = Planning(self._children, lambda *answer: self._inbox.put(partial(self._answer_plan, *answer)))
         self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
-        self._shelf: queue.SimpleQueue[tuple] = queue.SimpleQueue()
+        self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
-        self._keep: Callable | None = None  # see `shelf.keep_job`
+        self._keep: Callable | None = None  # see `store_methods.keep_job`
         self.folders: list[Path] = []
         self.jobs: ServedJobs | None = None
         self._worker: WorkerProcess | None = None
@@ -122,15 +122,15 @@ class Supervisor:
         folders = [real_path(folder) for folder in params.folders]
         if params.store is not None:
             real_path(str(Path(params.store).absolute()))
-        from sebp_edge.serve import shelf  # after "ready", since it takes as long as all else
+        from sebp_edge.serve import store_methods  # after "ready", since it takes as long as all else
 
-        store = self._store = shelf.open_store(params)
+        store = self._store = store_methods.open_store(params)
         jobs = ServedJobs.open(store.folder, self._is_resumable)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
         self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
-        self._keep = partial(shelf.keep_job, store, params.memory_budget)
-        threading.Thread(target=self._serve_shelf, args=(shelf.CALLS,), daemon=True).start()
+        self._keep = partial(store_methods.keep_job, store, params.memory_budget)
+        threading.Thread(target=self._serve_store_methods, args=(store_methods.CALLS,), daemon=True).start()
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
@@ -246,7 +246,7 @@ class Supervisor:
         elif method.where == "planner":
             self._ask_planner(id, name, params)
         else:
-            self._shelf.put((id, name, values))
+            self._store_calls.put((id, name, values))
         self._unanswered.add(id)
         return None
 
@@ -271,19 +271,19 @@ class Supervisor:
                     self._send({"method": "job.event", "params": event})
                 self.jobs.subscriptions[id] = sent = events[-1]["number"]
 
-    # --------------------------------------------------------------------------------------------------- the shelf
+    # ---------------------------------------------------------------------------------------------------- the store
 
-    def _serve_shelf(self, calls: dict[str, Callable]) -> None:
-        """Calls the methods of the shelf, in a thread of its own."""
+    def _serve_store_methods(self, calls: dict[str, Callable]) -> None:
+        """Calls the methods about the store, in a thread of its own."""
         while True:
-            id, name, params = self._shelf.get()
+            id, name, params = self._store_calls.get()
             try:
                 answer = {"result": finite(calls[name](self._store, params))}
             except Exception as error:
                 answer = {"error": error_of(error)}
-            self._inbox.put(partial(self._answer_from_shelf, id, answer, name, params))
+            self._inbox.put(partial(self._answer_from_store, id, answer, name, params))
 
-    def _answer_from_shelf(self, id: str | int, answer: dict, name: str, params: object) -> None:
+    def _answer_from_store(self, id: str | int, answer: dict, name: str, params: object) -> None:
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
             if (problem := self.jobs.journal.problem) is not None:

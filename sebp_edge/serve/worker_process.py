@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from sebp_edge.basics.children import Children
-from sebp_edge.serve.ends import command_of
+from sebp_edge.serve.parent_process import command_of
 from sebp_edge.serve.streams import PIPES, Lines, Outbox
 
 

@@ -136,7 +136,7 @@ class Worker:
             self._remember_machine(job)
         served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
-        job.meanwhile = self._meanwhile
+        job.while_waiting = self._while_waiting
         self._job = job
 
     def _on_event(self, id: str, event: Event) -> None:
@@ -145,9 +145,9 @@ class Worker:
         if isinstance(event, TextsRead | TensorWritten):
             self._refuse_outside()
         self._tell("event", event=finite(event.of_job(id).to_dict()))
-        self._meanwhile()
+        self._while_waiting()
 
-    def _meanwhile(self) -> None:
+    def _while_waiting(self) -> None:
         """Answers what waits; pauses the job if that is asked for."""
         while not self._job.in_use.is_loading and (task := self._tasks.next_within_job()) is not None:
             self._be_low(False)

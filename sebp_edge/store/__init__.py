@@ -11,6 +11,7 @@ version_documents, history its list of documents, and the splits in that; packed
 known_texts, where         the texts that it has learnt; where these are on this machine
 activation, salt           which versions have been active; the salt of names, and the numbers that they have had
 garbage, model_paths       what gc deletes; where base models are
+best_versions              which version may be the best so far
 stored_jobs                trainings that can be resumed, which are found, held by a process, and deleted
 folders, names, lock       written whole, deleted in one step; names of folders; one change at a time
 """

@@ -15,9 +15,9 @@ from pathlib import Path
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.activation import read_activated
 from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.folders import size_of
 from sebp_edge.store.record import AdapterRecord
-from sebp_edge.store.standing import read_standing
 
 KEPT_VERSIONS = 3
 
@@ -74,7 +74,10 @@ def old_versions(adapter: Adapter, keep: int) -> list[OldVersion]:
     for version in adapter.versions():
         with suppress(AdapterError):
             records[version] = AdapterRecord.read(adapter.folder / str(version))
-    newest, stays = sorted(records)[-keep:], {*read_activated(adapter.folder)[:2], *read_standing(adapter).best[:1]}
+    newest, stays = (
+        sorted(records)[-keep:],
+        {*read_activated(adapter.folder)[:2], *read_best_versions(adapter).best[:1]},
+    )
     for version, record in records.items():
         interrupted = record.is_interrupted and version != newest[-1]
         if version not in stays and (interrupted or version not in newest):

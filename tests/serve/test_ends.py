@@ -13,7 +13,7 @@ import psutil
 import pytest
 from served import COMMAND, SECONDS, Server, all_gone, processes_below
 
-from sebp_edge.serve.ends import Parent
+from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.supervisor import _SECONDS_BETWEEN_LOOKS as LOOKS
 from sebp_edge.serve.supervisor import END_SECONDS
 

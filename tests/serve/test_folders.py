@@ -77,7 +77,7 @@ def test_it_is_checked_again_once_texts_are_read_and_while_an_export_is_written(
     told = []
     worker = Worker(None, None)
     worker._tell = lambda *what, **values: told.append(values)
-    worker._meanwhile = lambda: None
+    worker._while_waiting = lambda: None
     worker._refuse_outside = partial(refuse_outside, [str(allowed / "sub" / "x")], [allowed])
     worker._on_event("first", event)
     swap(allowed / "sub")

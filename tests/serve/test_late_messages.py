@@ -16,7 +16,7 @@ from sebp_edge import AdapterStore
 from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import AdaptParams, StartJobParams, parse
 from sebp_edge.serve.served_jobs import ServedJobs
-from sebp_edge.serve.shelf import keep_job
+from sebp_edge.serve.store_methods import keep_job
 
 CODE = """
 import json, sys

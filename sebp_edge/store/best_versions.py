@@ -1,4 +1,4 @@
-"""What the versions of an adapter say of its life: which may be the best so far, and how many the gate has refused."""
+"""Reads which version of an adapter may be the best so far, and how many the gate has refused."""
 
 from contextlib import suppress
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.record import AdapterRecord
 
 
-class Standing(NamedTuple):
-    """The standing of an adapter's versions.
+class BestVersions(NamedTuple):
+    """The best versions of an adapter.
 
     Attributes:
         best: the best version so far, then those that were it before; some may have been removed.
@@ -21,10 +21,10 @@ class Standing(NamedTuple):
     refused: int = 0
 
 
-def read_standing(adapter: Adapter) -> Standing:
+def read_best_versions(adapter: Adapter) -> BestVersions:
     """Reads the records of all versions; leaves out those that cannot be read, and those that were never active."""
     if not adapter.exists():
-        return Standing()
+        return BestVersions()
     versions, activated, found, refused = adapter.versions(), read_activated(adapter.folder), [], 0
     for version in reversed(versions):
         with suppress(AdapterError):
@@ -34,4 +34,4 @@ def read_standing(adapter: Adapter) -> Standing:
             found.append(version if is_best else record.best_before)
             refused = max(refused, record.refused or 0)
     best = dict.fromkeys(number for number in found if number in activated or number not in (*versions, None))
-    return Standing(tuple(best), refused)
+    return BestVersions(tuple(best), refused)

@@ -6,8 +6,8 @@ import random
 import pytest
 from stored_adapter import FakeAdaptation
 
+from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.record import RECORD
-from sebp_edge.store.standing import read_standing
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def save(store, record):
 
 
 def best(store):
-    return read_standing(store.adapter("a")).best
+    return read_best_versions(store.adapter("a")).best
 
 
 def test_an_adapter_without_versions_has_none(store, save):
-    assert read_standing(store.adapter("a")) == ((), 0)
+    assert read_best_versions(store.adapter("a")) == ((), 0)
     save(verdict="no gain", is_best=False, activate=False)
-    assert read_standing(store.adapter("a")) == ((), 0)
+    assert read_best_versions(store.adapter("a")) == ((), 0)
 
 
 def test_the_best_is_what_the_newest_record_says_then_what_was_it_before(store, save):
@@ -87,6 +87,6 @@ def test_refusals_are_counted_over_the_versions_that_are_left(store, save):
     counts = random.choices(range(1, 100), k=4)
     for count in (None, *counts):
         save(refused=count, activate=False)
-    assert read_standing(store.adapter("a")).refused == max(counts)
+    assert read_best_versions(store.adapter("a")).refused == max(counts)
     store.adapter("a").remove(2 + counts.index(max(counts)))
-    assert read_standing(store.adapter("a")).refused == sorted(counts)[-2]
+    assert read_best_versions(store.adapter("a")).refused == sorted(counts)[-2]
