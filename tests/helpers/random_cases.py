@@ -123,3 +123,9 @@ def assert_no_worse_than_torch(found, plain, truth):
 def assert_as_good(found, truth, dtype):
     """Checks that the error is at most that of sums in fp32, rounded once to `dtype`."""
     assert (found.double() - truth).norm() <= max(1e-6, torch.finfo(dtype).eps) * truth.norm()
+
+
+def twice(compute):
+    """Two results of a computation, to compare their bits. The interpreter has no races, so one is both there."""
+    first = compute()
+    return first, compute() if DEVICE == "cuda" else first

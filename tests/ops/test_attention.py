@@ -5,6 +5,7 @@ import torch
 from against_dense import dense_losses, gradients, padded_batch
 from builders import make_llama
 from model_families import MODELS
+from random_cases import twice
 
 from sebp_edge.ops import Prefixes, Scores, attention, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
@@ -264,8 +265,7 @@ def test_attention_kernels_take_sequences_that_continue_others(
     truth = attend_copies(wide, rotary, tree, heads, dout, scores)
     tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     for max_len in {max(tree[0]), 128}:
-        found = attend_tree(wide, rotary, tree, heads, dout, scores, max_len)
-        again = attend_tree(wide, rotary, tree, heads, dout, scores, max_len)
+        found, again = twice(lambda max_len=max_len: attend_tree(wide, rotary, tree, heads, dout, scores, max_len))
         for one, other, true in zip(found, again, truth, strict=True):
             assert torch.equal(one, other)
             assert (one.cpu().double() - true).norm() <= tolerance * true.norm()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from command import start
 from pairwise import pairwise
-from random_cases import DEVICE, assert_as_good, draw
+from random_cases import DEVICE, assert_as_good, draw, twice
 
 from sebp_edge.ops import (
     FourBits,
@@ -101,10 +101,14 @@ def test_outputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, poisone
     before = draw(num_rows, sum(outs), dtype=dtype, seed=1)
     truth = before.double() + x.double() @ torch.cat(matrices).double().T
     # Rows around the outputs, which must stay as they are.
-    first, again = (torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE) for _ in range(2))
-    for buffer in (first, again):
+
+    def add():
+        buffer = torch.full((num_rows + 2, sum(outs)), torch.nan, dtype=dtype, device=DEVICE)
         buffer[1:-1] = before
         four_bit_products.add_outputs_(buffer[1:-1], x, weights, outs, tiles)
+        return buffer
+
+    first, again = twice(add)
     assert_as_good(first[1:-1], truth, dtype)
     assert first[0].isnan().all() and first[-1].isnan().all()
     assert torch.equal(first[1:-1], again[1:-1])
@@ -115,7 +119,7 @@ def test_inputs(num_rows, num_inputs, outs, block_nested, dtype, tiles, poisoned
     weights, matrices = random_weights(num_inputs, outs, block_nested, dtype)
     dout = within_nan(draw(num_rows, sum(outs), dtype=dtype))
     truth = dout.double() @ torch.cat(matrices).double()
-    first, again = (four_bit_products.inputs(dout, weights, outs, num_inputs, tiles=tiles) for _ in range(2))
+    first, again = twice(lambda: four_bit_products.inputs(dout, weights, outs, num_inputs, tiles=tiles))
     assert_as_good(first, truth, dtype)
     assert torch.equal(first, again)
 
@@ -214,7 +218,7 @@ def test_outputs_with_d(num_rows, num_inputs, outs, rank, share, dtype, tiles, m
     weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
     x = within_nan(draw(num_rows, num_inputs, dtype=dtype))
     lora_A = draw(rank * len(outs), num_inputs, dtype=dtype, seed=1)
-    first, again = (four_bit_products.outputs_and_low(x, weights, outs, lora_A, tiles) for _ in range(2))
+    first, again = twice(lambda: four_bit_products.outputs_and_low(x, weights, outs, lora_A, tiles))
     truths = x.double() @ torch.cat(matrices).double().T, x.double() @ lora_A.double().T
     for parts, same, truth in zip(first, again, truths, strict=True):
         assert_as_good(parts.sum(0).to(dtype), truth, dtype)
@@ -227,8 +231,8 @@ def test_inputs_with_u(num_rows, num_inputs, outs, rank, share, dtype, tiles, mo
     weights, matrices = random_weights(num_inputs, outs, (64, True), dtype)
     dout = within_nan(draw(num_rows, sum(outs), dtype=dtype))
     lora_B = draw(sum(outs), rank, dtype=dtype, seed=1)
-    first, again = (
-        four_bit_products.inputs_and_low(dout, weights, outs, num_inputs, lora_B, SCALING, tiles) for _ in range(2)
+    first, again = twice(
+        lambda: four_bit_products.inputs_and_low(dout, weights, outs, num_inputs, lora_B, SCALING, tiles)
     )
     sides = zip(dout.double().split(outs, dim=1), lora_B.double().split(outs), strict=True)
     truths = dout.double() @ torch.cat(matrices).double(), SCALING * torch.cat([d @ b for d, b in sides], dim=1)
@@ -296,17 +300,19 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, ra
     leaves = [x, *(leaf for each in projections for leaf in (each.lora_A, each.lora_B))]
     group = LoraGroup.stack(projections, joined=joined)
     assert (group.joined is not None) == joined
-    outputs = lora_linear(x, group, rows)
+
+    def compute():
+        outputs = lora_linear(x, group, rows)
+        return outputs, gradients_of(outputs, douts, leaves)
+
+    (outputs, found), (same_outputs, same) = twice(compute)
     truths = true_outputs(x.double(), projections, matrices)
-    for found, truth in zip(outputs, truths, strict=True):
+    for output, truth in zip(outputs, truths, strict=True):
         # D is rounded, too.
-        assert (found.double() - truth).norm() <= 2 * torch.finfo(dtype).eps * truth.norm()
-    found, expected = gradients_of(outputs, douts, leaves), gradients_of(truths, douts, leaves)
-    again = lora_linear(x, group, rows)
-    for one, same, other in zip(found, gradients_of(again, douts, leaves), expected, strict=True):
+        assert (output.double() - truth).norm() <= 2 * torch.finfo(dtype).eps * truth.norm()
+    for one, other in zip(found, gradients_of(truths, douts, leaves), strict=True):
         assert (one.double() - other).norm() <= 2 * torch.finfo(dtype).eps * other.norm()
-        assert torch.equal(one, same)
-    assert all(map(torch.equal, outputs, again))
+    assert all(map(torch.equal, (*outputs, *found), (*same_outputs, *same)))
     if given != "all":
         assert not found[0][[row for row in range(num_rows) if row not in active]].any()
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from pairwise import pairwise
-from random_cases import DEVICE, draw
+from random_cases import DEVICE, draw, twice
 
 from sebp_edge.ops import (
     Fp8Rows,
@@ -162,17 +162,18 @@ def test_both_products_multiply_by_the_same_weight(num_rows, num_inputs, outs, r
     parts = zip(down.double().split(rank, dim=1), lora_B.double().split(outs), strict=True)
     true_outputs = true_x @ matrix.T + torch.cat([SCALING * d @ b.T for d, b in parts], dim=1) + bias.double()
     true_product = true_dout @ matrix
-    runs = []
-    for _ in range(2):
+
+    def multiply():
         outputs = x.new_full((num_rows, sum(outs)), torch.nan)
         stacked.outputs_(outputs, x, (down, lora_B, bias, outs, SCALING))
         alone = torch.full_like(outputs, torch.nan)
         stacked.outputs_(alone, x, None, implementation.quantise_rows(x))
         product, row_scales = stacked.inputs_unscaled(dout)
         product = product.double() * row_scales.double()[:, None]
-        runs.append([outputs, alone, stacked.inputs(dout, down, lora_A), product])
+        return [outputs, alone, stacked.inputs(dout, down, lora_A), product]
+
     truths = [true_outputs, true_x @ matrix.T, true_product + down.double() @ lora_A.double(), true_product]
-    for first, again, truth in zip(*runs, truths, strict=True):
+    for first, again, truth in zip(*twice(multiply), truths, strict=True):
         # Kernels round products before they are scaled; sums of FP8 keep 14 bits.
         assert (first.double() - truth).norm() <= 2 * torch.finfo(torch.bfloat16).eps * truth.norm()
         assert torch.equal(first, again)

@@ -12,6 +12,7 @@ from random_cases import (
     quantised,
     random_group,
     results_of_parts,
+    twice,
 )
 
 from sebp_edge.ops import GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
@@ -42,7 +43,7 @@ def test_outputs_and_gradients_are_those_of_the_parts(num_rows, num_in, outs, ra
     x, douts = x / num_in**0.5, [dout / num_in**0.5 for dout in douts]
     # fp64 has no kernels on a GPU, and its products are the reference.
     exact = [value.cpu() for value in results_of_parts(x, projections, douts)]
-    found, again = (outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=True) for _ in range(2))
+    found, again = twice(lambda: outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=True))
     apart = outputs_and_gradients(x, projections, douts, dtype, torch.float32, joined=False)
     for one, same, other, truth in zip(found, again, apart, exact, strict=True):
         assert torch.equal(one, same)
