@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import no_network
 import pytest
 import typer
-from no_network import is_supported
 
 from sebp_edge.cli.commands import app
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="needs seccomp of Linux on x86-64 or ARM")
+pytestmark = pytest.mark.skipif(not no_network.is_supported(), reason="needs seccomp of Linux on x86-64 or ARM")
 
-RUNNER = Path(__file__).with_name("no_network.py")
+RUNNER = Path(no_network.__file__)
 
 
 def commands_of(group, before=()):

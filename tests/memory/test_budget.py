@@ -440,7 +440,7 @@ def test_only_4_bits_on_a_gpu_without_a_budget_fill_the_free_memory(shape_3b, ch
         target_and_budget=lambda: (target_of(CUDA, 650_000_000), MemoryBudget(80 * 10**9)),
         notify=said.append,
     )
-    prepared = Prepared(make_dataset(8), beginning=None)
+    prepared = Prepared(make_dataset(8), starting_point=None)
     schedules = make_schedules(prepared.dataset, recipe, seed=0)
     found = Preparation(call, reading=None).fill_free_memory(recipe, FASTEST, prepared, schedules)
     if changes:

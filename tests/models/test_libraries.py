@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import warm
 
 from sebp_edge.models.catalog import bundled_config, resolve
 from sebp_edge.models.libraries import quiet_libraries
@@ -71,7 +72,7 @@ def test_an_app_that_adapts_and_generates_prints_nothing_and_asks_for_nothing(sm
     environment = {name: value for name, value in os.environ.items() if name not in {"HF_HUB_OFFLINE", *OWN}}
     environment |= LOUD | {"PYTHONPATH": str(package.parent)}
     environment |= {"HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": small_hub.address}
-    arguments = map(str, (Path(__file__).parents[1], "org/model", tmp_path / "store"))
+    arguments = map(str, (Path(warm.__file__).parent, "org/model", tmp_path / "store"))
     command = [sys.executable, "-W", "error", "-c", SMALL, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
