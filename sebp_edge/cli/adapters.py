@@ -227,11 +227,11 @@ def gc(
             )
             for path in found.leftovers:
                 out.print(f"left by a killed process: {str(path)!r}", markup=False)
-            if not found.versions and not found.leftovers:
-                out.print("There is nothing to delete.")
-                return
-        if not yes:
-            count = len(found.versions) + len(found.leftovers)
+        count = len(found.versions) + len(found.leftovers)
+        if not count and not as_json:
+            out.print("There is nothing to delete.")
+            return
+        if count and not yes:
             question = f"Deleting {'this' if count == 1 else f'these {count}'} frees {gigabytes(found.size)}."
             if as_json or not sys.stdin.isatty():
                 raise OptionError(f"{question} Nothing was deleted; pass --yes to delete without a question.")

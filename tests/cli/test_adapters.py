@@ -95,6 +95,8 @@ def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
     assert done["size"] == sum(one["size"] for one in done["versions"]) > 4e6
     assert store.adapter(NAME).versions() == [2, 4]
     assert run("adapters", "gc").stdout == "There is nothing to delete.\n"
+    (nothing,) = records(run("adapters", "gc", "--json").stdout)
+    assert (nothing["event"], nothing["versions"], nothing["size"]) == ("garbage", [], 0)
     assert_one_sentence(run("adapters", "gc", "--keep", 0), "keep is 0; it must be 1 or more", 2)
 
 
