@@ -4,10 +4,11 @@ import shutil
 
 import pytest
 from builders import make_sentences
+from command import RECIPE
 from paused_jobs import THIRD_STEP, bits, personalizer, verdict, write
 from quick import skip_assessment
 
-from sebp_edge import AdapterStore
+from sebp_edge import AdapterStore, Politeness, Recipe
 from sebp_edge.errors import Paused
 
 
@@ -60,3 +61,21 @@ def pause(model, notes, tmp_path):
         return store, store.jobs.list()[-1], folder
 
     return paused
+
+
+@pytest.fixture
+def polite(make, tmp_path):
+    """A function that makes a Personalizer that waits; `react` gets it and each event."""
+    (tmp_path / "test.toml").write_text(RECIPE)
+
+    def personalizer(react=lambda made, event: None, **options):
+        def sink(event):
+            made.events.append(event)
+            react(made, event)
+
+        options = {"politeness": Politeness(waits=True), "recipe": Recipe.load(tmp_path / "test.toml")} | options
+        made = make(on_event=sink, **options)
+        made.events = []
+        return made
+
+    return personalizer

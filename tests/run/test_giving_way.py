@@ -12,12 +12,12 @@ import psutil
 import pytest
 import torch
 from builders import make_step
-from command import LONGER, RECIPE, process, records, run, start
+from command import LONGER, process, records, run, start
 from failing_memory import recovering_learner, uneven_examples
 from fake_machine import write_supplies
 from safetensors.torch import load_file
 
-from sebp_edge import AdapterStore, Politeness, Recipe
+from sebp_edge import AdapterStore, Politeness
 from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import Interrupted, OptionError, Paused
@@ -28,11 +28,10 @@ from sebp_edge.events import (
     ModelLoaded,
     Notice,
     StepDone,
-    TrainingStarted,
     Waiting,
 )
 from sebp_edge.run import giving_way
-from sebp_edge.run.giving_way import MIN_RESERVE, THREADS_BESIDE_GPU, GivingWay, Room
+from sebp_edge.run.giving_way import MIN_RESERVE, GivingWay, Room
 from sebp_edge.run.job import JobSink
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -44,24 +43,6 @@ GB = 10**9
 def hold(monkeypatch):
     """A function that sets whether a wait frees the memory of the model at once, or never."""
     return lambda *, frees: monkeypatch.setattr(giving_way, "HELD_SECONDS", 0.0 if frees else 1e9)
-
-
-@pytest.fixture
-def polite(make, tmp_path):
-    """A function that makes a Personalizer that waits; `react` gets it and each event."""
-    (tmp_path / "test.toml").write_text(RECIPE)
-
-    def personalizer(react=lambda made, event: None, **options):
-        def sink(event):
-            made.events.append(event)
-            react(made, event)
-
-        options = {"politeness": Politeness(waits=True), "recipe": Recipe.load(tmp_path / "test.toml")} | options
-        made = make(on_event=sink, **options)
-        made.events = []
-        return made
-
-    return personalizer
 
 
 def weights(store):
@@ -232,76 +213,6 @@ def test_an_adapter_that_is_saved_elsewhere_waits_in_memory(polite, mains, hold,
     made = polite(react)
     made.adapt(notes_folder, out=tmp_path / "out")
     assert {(event.waits_for, event.holds_memory) for event in of_kind(made.events, Waiting)} == {("power", True)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_threads_are_limited_during_a_training_and_restored(polite, notes_folder, fails):
-    before, seen = torch.get_num_threads(), set()
-
-    def react(made, event):
-        if isinstance(event, TrainingStarted | StepDone):
-            seen.add(torch.get_num_threads())
-        if fails and isinstance(event, TrainingStarted):
-            raise ZeroDivisionError
-
-    made = polite(react, politeness=Politeness(threads=before + 2))
-    if fails:
-        with pytest.raises(ZeroDivisionError):
-            made.adapt(notes_folder)
-    else:
-        made.adapt(notes_folder)
-    assert seen == {before + 2}
-    assert torch.get_num_threads() == before
-
-
-def test_the_threads_are_those_of_other_calls_too(make):
-    seen = set()
-    made = make(politeness=Politeness(threads=3))
-    made.generate("a boat", max_new_tokens=2, on_text=lambda text: seen.add(torch.get_num_threads()))
-    assert seen == {3} and torch.get_num_threads() != 3
-
-
-@pytest.mark.slow
-def test_a_training_goes_on_with_as_many_threads_as_it_began_with_and_its_version_names_them(polite, notes_folder):
-    """However many there are later, and whatever is asked for then."""
-    before, seen = torch.get_num_threads(), []
-
-    def react(made, event):
-        if isinstance(event, StepDone):
-            seen.append(torch.get_num_threads())
-            assert len(seen) > 2 or made.pause()
-
-    torch.set_num_threads(3)
-    try:
-        made = polite(react)
-        with pytest.raises(Paused):
-            made.adapt(notes_folder)
-        torch.set_num_threads(2)
-        with pytest.raises(Paused):
-            made.resume()
-        made.politeness = Politeness(threads=1)
-        made.resume()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert set(seen) == {3}
-    assert made.store.find("default", 1).record.threads == 3
-
-
-@pytest.mark.parametrize(
-    ("device", "asked", "expected"), [("cuda", None, THREADS_BESIDE_GPU), ("cuda", 6, 6), ("cpu", None, 7)]
-)
-def test_a_call_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, asked, expected):
-    before = torch.get_num_threads()
-    torch.set_num_threads(7)
-    try:
-        way = GivingWay(Politeness(threads=asked), torch.device(device), JobSink(lambda event: None), StopSignal())
-        with way.limited_threads():
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 7
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_job_remembers_its_politeness(polite, notes_folder):
@@ -514,18 +425,6 @@ def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, recipe,
     with process("adapt", "--resume", job.id, "--json") as one:  # which gets a low priority, too
         *_, result = records(one.communicate(timeout=200)[0])
     assert result["event"] == "result"
-
-
-def test_a_job_keeps_its_number_of_threads():
-    refused = run("adapt", "--resume", "0123ab", "--threads", "1")
-    assert (refused.exit_code, "--threads does not go with --resume" in refused.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("command", ["generate", "ask", "inspect"])
-def test_other_commands_refuse_an_absurd_number_of_threads(command, notes_folder):
-    words = {"generate": ["a boat"], "ask": ["Where is the boat?", notes_folder], "inspect": [notes_folder]}[command]
-    found = run(command, *words, "--threads", "0")
-    assert (found.exit_code, "threads is 0; choose a whole number from 1" in found.stderr) == (2, True)
 
 
 def test_the_options_are_refused_in_one_sentence(adapt):
