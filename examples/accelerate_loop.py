@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import sparsify
 
-MODEL = Path(__file__).parents[1] / "sebp_edge" / "models" / "tiny"  # or any decoder's folder or Hub id
+MODEL = Path(__file__).parents[1] / "sebp_edge" / "engine" / "models" / "tiny"  # or any decoder's folder or Hub id
 CONTEXT_LENGTH = 512
 BATCH_SIZE = 2  # of each process, in a micro-batch
 MICRO_BATCHES = 2

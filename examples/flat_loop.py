@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import sparsify
 
-MODEL = Path(__file__).parents[1] / "sebp_edge" / "models" / "tiny"  # or any decoder's folder or Hub id
+MODEL = Path(__file__).parents[1] / "sebp_edge" / "engine" / "models" / "tiny"  # or any decoder's folder or Hub id
 CONTEXT_LENGTH = 512
 BATCH_SIZE = 4
 HELD_OUT = 8

@@ -25,19 +25,19 @@ _HOMES = {
     "AdapterStore": "sebp_edge.store.adapter_store",
     "Analysis": "sebp_edge.research.analysis.analysis",
     "Answer": "sebp_edge.ask.answer",
-    "Completion": "sebp_edge.models.completion",
+    "Completion": "sebp_edge.engine.models.completion",
     "ExportResult": "sebp_edge.export.export_result",
     "Folder": "sebp_edge.values.folder",
     "Inspection": "sebp_edge.run.inspection",
     "Personalizer": "sebp_edge.personalizer",
-    "Plan": "sebp_edge.memory.memory_plan",
+    "Plan": "sebp_edge.engine.memory.memory_plan",
     "Politeness": "sebp_edge.machine.politeness",
     "Receipt": "sebp_edge.store.erasure",
     "Recipe": "sebp_edge.recipe",
     "SavedAdapter": "sebp_edge.store.saved",
     "SebpEdgeError": "sebp_edge.errors",
     "UnchangedResult": "sebp_edge.run.unchanged",
-    "sparsify": "sebp_edge.sparse.sparsify",
+    "sparsify": "sebp_edge.engine.sparse.sparsify",
 }
 
 __all__ = [
@@ -65,18 +65,18 @@ __all__ = [
 
 if TYPE_CHECKING:
     from sebp_edge.ask.answer import Answer
+    from sebp_edge.engine.memory.memory_plan import Plan
+    from sebp_edge.engine.models.completion import Completion
+    from sebp_edge.engine.sparse.sparsify import sparsify
     from sebp_edge.errors import SebpEdgeError
     from sebp_edge.export.export_result import ExportResult
     from sebp_edge.machine.politeness import Politeness
-    from sebp_edge.memory.memory_plan import Plan
-    from sebp_edge.models.completion import Completion
     from sebp_edge.personalizer import Personalizer
     from sebp_edge.recipe import Recipe
     from sebp_edge.research.analysis.analysis import Analysis
     from sebp_edge.run.inspection import Inspection
     from sebp_edge.run.result import AdaptResult
     from sebp_edge.run.unchanged import UnchangedResult
-    from sebp_edge.sparse.sparsify import sparsify
     from sebp_edge.store.adapter import Adapter
     from sebp_edge.store.adapter_store import AdapterStore
     from sebp_edge.store.erasure import Receipt

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.memory_plan import Plan
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
+from sebp_edge.engine.models.completion import Completion
+from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.export_result import ExportResult
 from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import Politeness
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.memory_plan import Plan
-from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
-from sebp_edge.models.completion import Completion
-from sebp_edge.models.sampling import Sampling
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run import asking, exporting, generating, resuming, verify_forgotten
 from sebp_edge.run.call import Call

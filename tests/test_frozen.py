@@ -54,7 +54,7 @@ def test_all_data_files_are_collected(collected):
     assert {"notes.toml", "model.safetensors", "report.html", "choices-h100.json"} <= {path.name for path in own}
     assert own <= found
     targets = {Path(target, Path(source).name).as_posix() for source, target in collected["datas"]}
-    assert {"sebp_edge/recipes/notes.toml", "sebp_edge/models/tiny/model.safetensors"} <= targets
+    assert {"sebp_edge/recipes/notes.toml", "sebp_edge/engine/models/tiny/model.safetensors"} <= targets
     assert "huggingface_hub/templates/modelcard_template.md" in targets
 
 

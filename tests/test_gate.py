@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.events import Notice, StepDone, TrainingStarted, silent
 from sebp_edge.lessons.split_history import take_fingerprints
-from sebp_edge.models.adaptation import trainable
 from sebp_edge.run.assessment import Assessor
 from sebp_edge.store.history import read_history
 

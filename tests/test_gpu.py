@@ -16,6 +16,12 @@ from transformers import AutoModelForTokenClassification
 
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Politeness, Recipe, sparsify
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import MachineError, Paused
 from sebp_edge.events import GraphCaptured, StepDone, Waiting
 from sebp_edge.machine.gpu_use import TAKEN, GpuUse
@@ -34,12 +40,6 @@ from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.selection import Threshold, TopN
 from sebp_edge.run import giving_way
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 from speed import steps
 from speed.trainers.timer import running, time_steps
 
@@ -262,8 +262,8 @@ LOADED = """
 import sys, threading
 from pathlib import Path
 import torch
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
 def own_bytes():
@@ -299,11 +299,11 @@ HOISTED = """
 import sys
 from pathlib import Path
 import torch
-from sebp_edge.models.adaptation import attach
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.models.adaptation import attach
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.hoist import Hoisted
 
 recipe = Recipe.load("notes")
 base = load_base_model(resolve(Path(sys.argv[1])), recipe, torch.device("cuda"))

@@ -15,6 +15,7 @@ from random_texts import edit
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import (
     Evaluated,
@@ -31,7 +32,6 @@ from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.reading import readers
 from sebp_edge.store.history import read_history
 from sebp_edge.store.known_texts import KNOWN_TEXTS
-from sebp_edge.training.run import TrainingRun
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=1, batch_tokens=200)

@@ -7,10 +7,10 @@ import torch
 from export_sources import make_source
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.models.adaptation import load
+from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.events import Evaluated, Notice, silent
-from sebp_edge.models.adaptation import load
-from sebp_edge.models.lora import LoraAdapter
 
 RECIPE = Recipe(
     name="test",

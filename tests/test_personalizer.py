@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.errors import (
     BaseModelMismatch,
     BusyError,
@@ -40,7 +41,6 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
-from sebp_edge.models.decoding import Decoder
 from sebp_edge.run import assessment
 from sebp_edge.run.start import latest_history
 from sebp_edge.store.history import read_history

@@ -12,11 +12,11 @@ from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterStore
 from sebp_edge.basics.files import make_private, walk
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.files_digest import files_digest
+from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import ModelError, StorageError
 from sebp_edge.export.target_folder import new_folder
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.files_digest import files_digest
-from sebp_edge.models.local_models import find_local_models
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.model_reference import ModelReference

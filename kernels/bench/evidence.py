@@ -31,8 +31,8 @@ RESULTS = ROOT / "kernels" / "bench" / "results.json"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LIBRARIES = ("torch", "triton", "transformers", "peft", "bitsandbytes", "deepspeed", "liger_kernel", "unsloth")
 OPS = ("kernels/ops",)
-STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("sparse", "memory", "training")))
-TESTS = (*STEP, "sebp_edge/models", "sebp_edge/machine")
+STEP = (*OPS, *(f"sebp_edge/{folder}" for folder in ("engine/sparse", "engine/memory", "engine/training")))
+TESTS = (*STEP, "sebp_edge/engine/models", "sebp_edge/machine")
 # The most commits that are named for a change.
 COMMITS = 5
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from sebp_edge.models.catalog import CATALOG, bundled_config, resolve
+from sebp_edge.engine.models.catalog import CATALOG, bundled_config, resolve
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 SHAPES = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))

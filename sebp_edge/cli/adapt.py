@@ -15,10 +15,10 @@ from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, q
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
 from sebp_edge.cli.options import GpuShare, Polite, Request, Threads, parse_path, takes_request
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
 from sebp_edge.machine.politeness import Politeness, lower_priority
-from sebp_edge.models.catalog import resolve
 from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:

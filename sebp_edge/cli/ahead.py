@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.hub_cache import local_folder
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.machine.host import free_host_memory, gpu_use_at_first
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.hub_cache import local_folder
 
 _CHUNK_BYTES = 2**23
 

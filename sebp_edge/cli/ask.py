@@ -13,9 +13,9 @@ from sebp_edge.ask.answer import NOT_FOUND, NUM_PASSAGES, Answer, is_found
 from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
-from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import READER
 from sebp_edge.values.documents import check_text, printable
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sebp_edge.cli.console import err, quick_imports
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
+from sebp_edge.engine.models.hub_cache import local_folder
+from sebp_edge.engine.models.installed import GGUF, LM_STUDIO, OLLAMA
 from sebp_edge.errors import ModelError, ModelOfflineError
-from sebp_edge.models.catalog import DEFAULT_MODEL, resolve
-from sebp_edge.models.hub_cache import local_folder
-from sebp_edge.models.installed import GGUF, LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
 
 

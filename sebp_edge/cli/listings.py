@@ -9,10 +9,10 @@ from rich.text import Text
 from sebp_edge.basics.units import gigabytes
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import Json, parse_path
+from sebp_edge.engine.models.catalog import CATALOG, resolve
+from sebp_edge.engine.models.hub_cache import cached_folder, cached_models
+from sebp_edge.engine.models.installed import LM_STUDIO, OLLAMA
 from sebp_edge.errors import ModelError
-from sebp_edge.models.catalog import CATALOG, resolve
-from sebp_edge.models.hub_cache import cached_folder, cached_models
-from sebp_edge.models.installed import LM_STUDIO, OLLAMA
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.documents import printable
 
@@ -32,7 +32,7 @@ def models(chosen: Models = None, as_json: Json = False) -> None:
     With a MODEL, show what is known of it.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.models.local_models import find_local_models
+        from sebp_edge.engine.models.local_models import find_local_models
 
         named = [name for name in chosen or () if _is_model(name)]
         folders = [parse_path(name) for name in chosen or () if name not in named]

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
+from sebp_edge.engine.memory.refusal import refuse_if_too_big
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.gguf_base import refuse_unknown
+from sebp_edge.engine.models.hub_cache import local_folder
+from sebp_edge.engine.models.loading import model_from_config
 from sebp_edge.errors import MachineError, SebpEdgeError
 from sebp_edge.machine import devices
-from sebp_edge.memory.refusal import refuse_if_too_big
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.gguf.file import GgufFile
-from sebp_edge.models.gguf_base import refuse_unknown
-from sebp_edge.models.hub_cache import local_folder
-from sebp_edge.models.loading import model_from_config
 from sebp_edge.recipe import Recipe
 
 

@@ -7,8 +7,8 @@ import typer
 
 from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.options import parse_path
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL
 from sebp_edge.errors import OptionError
-from sebp_edge.models.catalog import DEFAULT_MODEL
 from sebp_edge.serve.__main__ import main
 
 

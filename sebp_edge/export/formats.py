@@ -16,6 +16,9 @@ from torch import Tensor
 from sebp_edge.ask.wording import plain_question
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.weights import DTYPES, WeightsFile, write_tensors
+from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.lora import LoraFactors, read_factors
+from sebp_edge.engine.models.older_names import has_older_names
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
 from sebp_edge.export.child import Predicted
@@ -39,9 +42,6 @@ from sebp_edge.export.read_back import Agreement, BaseComparison, agreement, che
 from sebp_edge.export.settings import check_for_mlx_lm, check_settings, write_settings
 from sebp_edge.export.source import Source
 from sebp_edge.lessons.conversations import plain_message
-from sebp_edge.models.gguf.families import GgufModel
-from sebp_edge.models.lora import LoraFactors, read_factors
-from sebp_edge.models.older_names import has_older_names
 
 OURSELVES = "sebp-edge"
 

@@ -23,11 +23,11 @@ from gguf import (
 )
 from torch import Tensor
 
+from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.quantised import quantisation_of_head
+from sebp_edge.engine.models.lora import LoraFactors
 from sebp_edge.errors import ExportError
 from sebp_edge.export.model_weights import MergedWeights, Read
-from sebp_edge.models.gguf.families import GgufModel
-from sebp_edge.models.gguf.quantised import quantisation_of_head
-from sebp_edge.models.lora import LoraFactors
 
 # From the smallest to the largest, by bits a weight.
 QUANTISATIONS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16", "f16")

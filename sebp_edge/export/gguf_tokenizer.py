@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from gguf import GGUFWriter, TokenType
 
+from sebp_edge.engine.models.gguf.tokenizer import PRE_TOKENIZERS, WHOLE_WORDS
 from sebp_edge.errors import ExportError
-from sebp_edge.models.gguf.tokenizer import PRE_TOKENIZERS, WHOLE_WORDS
 
 _SPACE = "▁"
 # The names of byte-level pre-tokenizers in llama.cpp, by their rules (see `_rules`), as files of GGUF have them and as

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import read_weights
-from sebp_edge.models.lora import LoraFactors
+from sebp_edge.engine.models.lora import LoraFactors
 
 
 def write_adapter(folder: Path, factors: LoraFactors, num_layers: int) -> None:

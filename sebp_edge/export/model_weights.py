@@ -10,11 +10,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sebp_edge.basics.weights import raising_adapter_error
+from sebp_edge.engine.models.full import open_weights
+from sebp_edge.engine.models.gguf.families import read_weight, weight_names
+from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.lora import LoraAdapter, LoraFactors, read_factors
 from sebp_edge.errors import BaseModelMismatch, ExportError
-from sebp_edge.models.full import open_weights
-from sebp_edge.models.gguf.families import read_weight, weight_names
-from sebp_edge.models.gguf.file import GgufFile
-from sebp_edge.models.lora import LoraAdapter, LoraFactors, read_factors
 
 Read = Callable[[str], Tensor]
 

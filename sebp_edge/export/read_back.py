@@ -13,6 +13,12 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent
+from sebp_edge.engine.models.adaptation import load
+from sebp_edge.engine.models.architecture import longest_sequence
+from sebp_edge.engine.models.loading import BaseModel, load_base_model
+from sebp_edge.engine.sparse.patches.stops import Stops
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.errors import ExportError, TextsError
 from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
@@ -20,13 +26,7 @@ from sebp_edge.export.model_weights import Read
 from sebp_edge.export.source import Source
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.general_probe import read_probe
-from sebp_edge.models.adaptation import load
-from sebp_edge.models.architecture import longest_sequence
-from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.patches.stops import Stops
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.scoring import scoring
 from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading

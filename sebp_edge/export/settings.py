@@ -8,9 +8,7 @@ import shutil
 from pathlib import Path
 
 from sebp_edge.basics.files import read_json
-from sebp_edge.errors import ExportError
-from sebp_edge.export.source import Source
-from sebp_edge.models.older_names import (
+from sebp_edge.engine.models.older_names import (
     OLDER_ROPE,
     ROPE,
     complete_config,
@@ -18,6 +16,8 @@ from sebp_edge.models.older_names import (
     has_older_names,
     readable_by_older,
 )
+from sebp_edge.errors import ExportError
+from sebp_edge.export.source import Source
 
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 # Families whose theta mlx-lm knows if config.json does not say it.

@@ -6,11 +6,11 @@ from typing import get_args
 
 from torch import nn
 
+from sebp_edge.engine.models import hub
+from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
+from sebp_edge.engine.models.loading import local_tokenizer, model_from_config, raising_model_error
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.export.model_weights import MergedWeights
-from sebp_edge.models import hub
-from sebp_edge.models.fingerprint import file_fingerprint, fingerprint
-from sebp_edge.models.loading import local_tokenizer, model_from_config, raising_model_error
 from sebp_edge.recipe import Quantisation
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.model_reference import ModelReference

@@ -20,17 +20,17 @@ pruning               N:M sparsity in your own loop; inference with 2:4 weights
 analysis              how sparse gradients are: `Personalizer.analyze`
 """
 
+from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.engine.sparse.hoist_if_exact import HoistedIfExact as Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.rows.row_rule import DroppedRows
+from sebp_edge.engine.sparse.sparsify import Sparsified, sparsify
+from sebp_edge.engine.training.captured_gradients import CapturedGradients
+from sebp_edge.engine.training.loop import learning_rates
 from sebp_edge.research.pruning.nm_sparse import NmSparse, nm_sparse
 from sebp_edge.research.pruning.semi_structured import SemiStructured, semi_structured
 from sebp_edge.research.rules.selection import Energy, Threshold, TopN
-from sebp_edge.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.sparse.hoist_if_exact import HoistedIfExact as Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.sparse.rows.row_rule import DroppedRows
-from sebp_edge.sparse.sparsify import Sparsified, sparsify
-from sebp_edge.training.captured_gradients import CapturedGradients
-from sebp_edge.training.loop import learning_rates
 
 __all__ = [
     "ActiveTokens",

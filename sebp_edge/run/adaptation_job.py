@@ -12,10 +12,11 @@ from sebp_edge.basics.files import expand_user, flush, parse_dataclass, storage_
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.basics.version import __version__
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
 from sebp_edge.machine import devices
-from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
@@ -28,7 +29,6 @@ from sebp_edge.store.history import Entry, history_of, read_history, write_histo
 from sebp_edge.store.known_texts import KNOWN_TEXTS, KnownTexts
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.store.stored_jobs import Job, JobRecord, settings_of
-from sebp_edge.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.values.documents import printable
 from sebp_edge.values.example import Example
 from sebp_edge.values.folder import Folder

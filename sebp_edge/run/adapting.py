@@ -7,6 +7,15 @@ from statistics import median
 
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import duration
+from sebp_edge.engine.memory.guard import MemoryGuard
+from sebp_edge.engine.models.adaptation import Adaptation, load, saved_bytes
+from sebp_edge.engine.models.loading import decoder_config
+from sebp_edge.engine.sparse.rows.schedule import Schedule
+from sebp_edge.engine.training.checkpoint import Checkpoints, RunState
+from sebp_edge.engine.training.gate import Gate, GateResult, Life
+from sebp_edge.engine.training.kernels_ahead import compiling_ahead
+from sebp_edge.engine.training.loop import TrainingProgress
+from sebp_edge.engine.training.run import Task, TrainingRun
 from sebp_edge.errors import (
     BaseModelMismatch,
     BudgetExceeded,
@@ -17,9 +26,6 @@ from sebp_edge.errors import (
 )
 from sebp_edge.events import AdapterSaved, Event, Notice
 from sebp_edge.machine import devices
-from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.models.adaptation import Adaptation, load, saved_bytes
-from sebp_edge.models.loading import decoder_config
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.assessment import Assessment, Assessor
@@ -42,14 +48,8 @@ from sebp_edge.run.work_ahead import (
     phases_ahead,
     seconds_of_a_token,
 )
-from sebp_edge.sparse.rows.schedule import Schedule
 from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.training.checkpoint import Checkpoints, RunState
-from sebp_edge.training.gate import Gate, GateResult, Life
-from sebp_edge.training.kernels_ahead import compiling_ahead
-from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.run import Task, TrainingRun
 
 # An adaptation that is expected to take longer sends a notice.
 SLOW_SECONDS = 180

@@ -7,11 +7,11 @@ from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
 from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.ask.wording import prompt_for, shown
+from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.lessons.prompts import EncodedPrompt, check_prompt
-from sebp_edge.models.generation import generate_text
-from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.sampling import Sampling
 from sebp_edge.run.call import Call
 from sebp_edge.run.model_in_use import AdapterChoice
 

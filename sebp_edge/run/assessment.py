@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from sebp_edge.engine.models.adaptation import Adaptation, load
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.training.evaluation import HeldOutLoss
+from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life
+from sebp_edge.engine.training.quiz import QuizResult, Replies
+from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
 from sebp_edge.lessons.split_history import find_unseen
-from sebp_edge.models.adaptation import Adaptation, load
-from sebp_edge.models.decoding import Decoder
 from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
@@ -23,10 +27,6 @@ from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.history import read_history
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.training_report import Sample
-from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import EarlierVersion, GateResult, Life
-from sebp_edge.training.quiz import QuizResult, Replies
-from sebp_edge.training.run import TrainingRun
 from sebp_edge.values.documents import Document
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 import torch
 
 from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.guard import MemoryGuard
+from sebp_edge.engine.memory.memory_plan import Plan
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.memory.this_machine import target_of
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.loading import BaseModel, local_tokenizer
+from sebp_edge.engine.models.lora import read_factors
+from sebp_edge.engine.models.shape import DecoderShape
 from sebp_edge.errors import MachineError, StorageError
 from sebp_edge.events import Notice
 from sebp_edge.machine import devices
 from sebp_edge.machine.process import memory_of
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.memory_plan import Plan
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.memory.target import Target
-from sebp_edge.memory.this_machine import target_of
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.loading import BaseModel, local_tokenizer
-from sebp_edge.models.lora import read_factors
-from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.labels import IGNORE
 from sebp_edge.basics.stopping import Check
+from sebp_edge.engine.memory.memory_options import FASTEST, FEW_LOGITS, MemoryOptions
+from sebp_edge.engine.models.adaptation import Adaptation
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.sparse.patches.patch import Patch
+from sebp_edge.engine.sparse.patches.stops import Stops
+from sebp_edge.engine.sparse.rows.schedule import RowLimit
+from sebp_edge.engine.training.scoring import in_micro_batches
 from sebp_edge.events import Sink
-from sebp_edge.memory.memory_options import FASTEST, FEW_LOGITS, MemoryOptions
-from sebp_edge.models.adaptation import Adaptation
-from sebp_edge.models.loading import BaseModel
 from sebp_edge.run.phases import COPIED_TOKENS
-from sebp_edge.sparse.patches.patch import Patch
-from sebp_edge.sparse.patches.stops import Stops
-from sebp_edge.sparse.rows.schedule import RowLimit
-from sebp_edge.training.scoring import in_micro_batches
 from sebp_edge.values.example import Example, Outline, outlines
 
 MAX_TOKENS = COPIED_TOKENS

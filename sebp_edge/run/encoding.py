@@ -4,17 +4,17 @@ from dataclasses import asdict, replace
 from itertools import chain
 
 from sebp_edge.ask.general_texts import chat_examples, chat_questions
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.models.architecture import longest_sequence
+from sebp_edge.engine.models.hub_cache import has_own_tokenizer
+from sebp_edge.engine.models.loading import BaseModel, refuse_unknown_tokens
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.teacher import with_teacher
 from sebp_edge.events import Notice, TextsRead
 from sebp_edge.lessons.learnable import refuse_unlearnable
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.models.architecture import longest_sequence
-from sebp_edge.models.hub_cache import has_own_tokenizer
-from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.run.preparation import PlannedTraining, Preparation, Prepared
 from sebp_edge.run.replies import reply_to
 from sebp_edge.run.work_ahead import REPLIES, TEACHER
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.teacher import with_teacher
 
 # Room for the base model's replies to general questions.
 CHAT_TOKENS = 48

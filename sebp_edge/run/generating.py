@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 
 from sebp_edge.ask.wording import prompt_for
+from sebp_edge.engine.models.completion import Completion, complete_text
+from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.lessons.prompts import Messages, check_prompt, encode_prompt, encode_texts
-from sebp_edge.models.completion import Completion, complete_text
-from sebp_edge.models.generation import generate_text
-from sebp_edge.models.sampling import Sampling
 from sebp_edge.run.call import Call
 from sebp_edge.run.model_in_use import AdapterChoice
 from sebp_edge.values.documents import check_text

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 
 from sebp_edge.basics.units import duration, gigabytes, plural
+from sebp_edge.engine.memory.memory_plan import Plan
+from sebp_edge.engine.models.hub_cache import has_own_tokenizer
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.lessons.conversations import is_of_people
-from sebp_edge.memory.memory_plan import Plan
-from sebp_edge.models.hub_cache import has_own_tokenizer
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.phases import phases_of_inspection

@@ -19,6 +19,7 @@ import psutil
 from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import Check, StopSignal
 from sebp_edge.basics.units import duration
+from sebp_edge.engine.models.libraries import quiet_libraries
 from sebp_edge.events import (
     Event,
     ExampleAnalyzed,
@@ -37,7 +38,6 @@ from sebp_edge.events import (
     new_job,
     now,
 )
-from sebp_edge.models.libraries import quiet_libraries
 
 Result = TypeVar("Result")
 

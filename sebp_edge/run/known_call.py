@@ -7,13 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.known_machine import recall_machine
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.models.known_models import KnownModel, recall_model
+from sebp_edge.engine.models.known_tokenizer import KnownTokenizer
+from sebp_edge.engine.models.shape import DecoderShape
 from sebp_edge.errors import AdapterError
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.known_machine import recall_machine
-from sebp_edge.memory.target import Target
-from sebp_edge.models.known_models import KnownModel, recall_model
-from sebp_edge.models.known_tokenizer import KnownTokenizer
-from sebp_edge.models.shape import DecoderShape
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.values.model_reference import ModelReference
 

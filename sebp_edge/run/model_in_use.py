@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from sebp_edge.basics.stopping import Check
+from sebp_edge.engine.memory.refusal import refuse_if_too_big
+from sebp_edge.engine.models.adaptation import Adaptation, load
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.encoders import is_encoder, load_encoder
+from sebp_edge.engine.models.fp8 import num_left_out
+from sebp_edge.engine.models.loading import BaseModel, load_base_model
+from sebp_edge.engine.models.sampling import NonFiniteLogits
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, OptionError
 from sebp_edge.events import ModelLoaded, Notice, Sink
 from sebp_edge.machine import devices
-from sebp_edge.memory.refusal import refuse_if_too_big
-from sebp_edge.models.adaptation import Adaptation, load
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.encoders import is_encoder, load_encoder
-from sebp_edge.models.fp8 import num_left_out
-from sebp_edge.models.loading import BaseModel, load_base_model
-from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.recipe import Recipe
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.model_reference import ModelReference

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
+from sebp_edge.engine.models.libraries import quiet_libraries
 from sebp_edge.errors import BusyError, ClosedError, Interrupted
 from sebp_edge.machine.crowding import Crowding
 from sebp_edge.machine.devices import without_cudnn_attention
-from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.run.call import Call
 
 # What makes a call, from what ends it.

@@ -7,6 +7,13 @@ from sebp_edge.ask.general_texts import general_examples
 from sebp_edge.ask.make_quiz import make_quiz
 from sebp_edge.ask.practice_examples import encode_practice
 from sebp_edge.basics.units import sizes_apart
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.choosing import fill_free_memory, make_plan
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.memory.memory_plan import Plan
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.models.libraries import quiet_libraries
+from sebp_edge.engine.sparse.rows.schedule import Schedule, make_schedules
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryPlanned, Notice
 from sebp_edge.lessons.examples import encode
@@ -15,18 +22,11 @@ from sebp_edge.lessons.learnable import refuse_unlearnable
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.choosing import fill_free_memory, make_plan
-from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.memory.memory_plan import Plan
-from sebp_edge.memory.target import Target
-from sebp_edge.models.libraries import quiet_libraries
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.start import Start, StartingPoint, latest_history
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
-from sebp_edge.sparse.rows.schedule import Schedule, make_schedules
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.reading import Reading

@@ -15,13 +15,13 @@ from itertools import chain
 from sebp_edge.ask.probes import Item, fact_items, language_items
 from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.basics.stopping import Check
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.models.adaptation import Adaptation
+from sebp_edge.engine.models.loading import BaseModel, refuse_unknown_tokens
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.events import Sink
 from sebp_edge.lessons.general_probe import encode_probe, read_probe
-from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.models.adaptation import Adaptation
-from sebp_edge.models.loading import BaseModel, refuse_unknown_tokens
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.scoring import scoring
 from sebp_edge.values.example import Example
 from sebp_edge.values.probe_figures import ProbeFigures
 

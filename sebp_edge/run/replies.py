@@ -5,9 +5,9 @@ from itertools import chain
 
 from sebp_edge.ask.make_quiz import REPLY_TOKENS
 from sebp_edge.ask.wording import end_ids, prompt_for
-from sebp_edge.models.generation import answer_all
-from sebp_edge.models.loading import BaseModel
-from sebp_edge.training.quiz import Replies
+from sebp_edge.engine.models.generation import answer_all
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.training.quiz import Replies
 from sebp_edge.values.dataset import Quiz
 
 

@@ -10,6 +10,11 @@ from statistics import fmean
 
 import torch
 
+from sebp_edge.engine.training.comparison import interval
+from sebp_edge.engine.training.evaluation import HeldOutLoss
+from sebp_edge.engine.training.gate import TOLERANCE, GateResult
+from sebp_edge.engine.training.loop import TrainingProgress
+from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.probing import Probed
 from sebp_edge.run.version_texts import VersionTexts
@@ -27,11 +32,6 @@ from sebp_edge.store.training_report import (
     Texts,
     TrainingReport,
 )
-from sebp_edge.training.comparison import interval
-from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import TOLERANCE, GateResult
-from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.run import TrainingRun
 
 # A curve with more steps has means of several, so that the report of a long training stays small.
 MAX_POINTS = 300

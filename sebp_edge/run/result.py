@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from sebp_edge.basics.units import percent
+from sebp_edge.engine.training.gate import TOLERANCE, GateResult, Verdict
+from sebp_edge.engine.training.quiz import QuizFigures
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.training_report import Sample, Tested
-from sebp_edge.training.gate import TOLERANCE, GateResult, Verdict
-from sebp_edge.training.quiz import QuizFigures
 from sebp_edge.values.chats import Author
 from sebp_edge.values.documents import LeftOut
 from sebp_edge.values.model_reference import ModelReference

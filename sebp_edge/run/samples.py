@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.lessons.prompts import EncodedPrompt, encode_prompt
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.sampling import Sampling
 from sebp_edge.run.phases import NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.store.training_report import Sample
 from sebp_edge.values.documents import Content, Conversation, Document, PromptCompletion

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sebp_edge.engine.models.adaptation import Adaptation, save_snapshots
+from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import SebpEdgeError, StorageError
-from sebp_edge.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
@@ -22,7 +23,6 @@ from sebp_edge.store.names import folder_of
 from sebp_edge.store.saved import JUDGED, SavedAdapter, save_to
 from sebp_edge.store.training_report import write_report
 from sebp_edge.store.where import Where
-from sebp_edge.training.run import TrainingRun
 from sebp_edge.values.remembered import SplitHistory
 
 

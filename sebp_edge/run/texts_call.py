@@ -7,12 +7,12 @@ from typing import Self
 
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import plural, sizes_apart
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.models.shape import DecoderShape
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Event, Notice
 from sebp_edge.machine.host import resident
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.target import Target
-from sebp_edge.models.shape import DecoderShape
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe, notes_recipe, read_for
 from sebp_edge.run.job import JobSink

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 
+from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import NameInUse
-from sebp_edge.models.files_digest import files_digest
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.name_in_use import find_name_in_use, other_texts
 from sebp_edge.store.adapter import Adapter

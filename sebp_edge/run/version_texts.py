@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sebp_edge.models.files_digest import files_digest
+from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.run.start import StartingPoint
 from sebp_edge.store.history import Entry
 from sebp_edge.store.known_texts import KnownTexts

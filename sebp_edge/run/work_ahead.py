@@ -6,9 +6,10 @@ from itertools import chain
 
 from sebp_edge.ask.general_texts import chat_questions
 from sebp_edge.ask.make_quiz import REPLY_TOKENS
-from sebp_edge.memory.amount_of_work import TOKENS_PER_STEP_CPU
-from sebp_edge.memory.memory_plan import Choice, Plan
-from sebp_edge.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
+from sebp_edge.engine.memory.amount_of_work import TOKENS_PER_STEP_CPU
+from sebp_edge.engine.memory.memory_plan import Choice, Plan
+from sebp_edge.engine.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
+from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import (
     DECODING,
@@ -19,7 +20,6 @@ from sebp_edge.run.job import (
     Phase,
 )
 from sebp_edge.run.phases import COPIED_TOKENS, LOAD, NUM_BEGINNINGS, SAMPLED_TOKENS
-from sebp_edge.sparse.rows.schedule import Schedule
 from sebp_edge.values.dataset import Dataset
 
 # Names of phases that are no training.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.events import finite, silent
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.models.catalog import resolve
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.models.row_cache import bytes_per_token
 from sebp_edge.events import Sink
-from sebp_edge.models.loading import BaseModel
-from sebp_edge.models.row_cache import bytes_per_token
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_in_use import ModelInUse
 

@@ -6,11 +6,11 @@ They run in a thread of their own, since another process may hold the store's lo
 from dataclasses import asdict
 from pathlib import Path
 
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.models.catalog import CATALOG, resolve
+from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.machine.politeness import Politeness
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.models.catalog import CATALOG, resolve
-from sebp_edge.models.local_models import find_local_models
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
     AdapterParams,

@@ -13,16 +13,16 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from sebp_edge.engine.memory.known_machine import remember_machine
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.memory.this_machine import target_of
+from sebp_edge.engine.models.known_models import recall_model, remember_model
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set_session_niceness
 from sebp_edge.machine.process import memory_of
-from sebp_edge.memory.known_machine import remember_machine
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.memory.this_machine import target_of
-from sebp_edge.models.known_models import recall_model, remember_model
-from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.serve.messages import (
     AskParams,

@@ -31,7 +31,7 @@ class AdapterRecord:
         documents, examples, tokens: how many of each were used.
         heldout_loss_before, heldout_loss_after: the test loss in nats per token, of the base model and of the judged
             states, without boilerplate lines; None if the adapter was not judged.
-        verdict: what the gate said (see `sebp_edge.training.gate.Verdict`); None if the adapter was not judged.
+        verdict: what the gate said (see `sebp_edge.engine.training.gate.Verdict`); None if the adapter was not judged.
         trained_on_all: whether it was trained on all documents after the gate; None in records of older versions.
         general_loss_before, general_loss_after: the loss on the bundled general text in nats per token; None if it was
             not measured.
@@ -53,7 +53,7 @@ class AdapterRecord:
         seed: the random seed of the adaptation.
         chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
             records of older versions, in which the recipe's chat_template decides.
-        quiz: what a quiz showed (see `sebp_edge.training.quiz.QuizFigures`); None without one.
+        quiz: what a quiz showed (see `sebp_edge.engine.training.quiz.QuizFigures`); None without one.
         words: what ghost text would have done in the test documents; None if that was not counted, and in older
             records.
         created: when it was made, in UTC, as an ISO 8601 string.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-BUNDLED_FOLDER = Path(__file__).parents[1] / "models" / "tiny"
+BUNDLED_FOLDER = Path(__file__).parents[1] / "engine" / "models" / "tiny"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from memory import budgets
 from models import known_config
-from sebp_edge.models.catalog import CATALOG
+from sebp_edge.engine.models.catalog import CATALOG
 from speed.end_to_end import TINY_MODEL
 
 

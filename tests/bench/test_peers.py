@@ -15,8 +15,8 @@ from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.ops import Moments
-from sebp_edge.sparse.rows.row_plan import IGNORE
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
 from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE

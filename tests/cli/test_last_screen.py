@@ -7,14 +7,14 @@ import pytest
 from terminals import draw_on_terminal
 
 from sebp_edge.cli import last_screen
-from sebp_edge.models.catalog import resolve
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.training.comparison import Comparison
+from sebp_edge.engine.training.evaluation import HeldOutLoss
+from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life, Verdict
+from sebp_edge.engine.training.quiz import QuizResult, Replies
 from sebp_edge.run.assessment import Copied
 from sebp_edge.run.expectations import expectation
 from sebp_edge.run.result import AdaptResult
-from sebp_edge.training.comparison import Comparison
-from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import EarlierVersion, GateResult, Life, Verdict
-from sebp_edge.training.quiz import QuizResult, Replies
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.probe_figures import ProbeFigures

@@ -11,8 +11,8 @@ from terminals import draw_on_terminal
 
 from sebp_edge.cli import analyze, console, export, inspect, listings, progress
 from sebp_edge.cli.progress import ProgressPrinter
+from sebp_edge.engine.models.catalog import CATALOG
 from sebp_edge.events import JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
-from sebp_edge.models.catalog import CATALOG
 
 LINES, COLUMNS = 24, 80
 

@@ -64,15 +64,15 @@ def test_every_module_is_in_its_folders_map():
     """The docstrings of these folders say what each of their files is for."""
     for folder in (
         "machine",
-        "memory",
-        "sparse",
-        "sparse/patches",
-        "sparse/rows",
+        "engine/memory",
+        "engine/sparse",
+        "engine/sparse/patches",
+        "engine/sparse/rows",
         "reading",
         "lessons",
         "store",
         "values",
-        "training",
+        "engine/training",
     ):
         source = (ROOT / "sebp_edge" / folder / "__init__.py").read_text(encoding="utf-8")
         for path in (ROOT / "sebp_edge" / folder).glob("[a-z]*.py"):

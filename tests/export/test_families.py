@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from transformers import CohereConfig, MistralConfig, Qwen2Config
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import ExportError
 from sebp_edge.export.gguf_file import dequantised, quantised, write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.model_weights import MergedWeights
 from sebp_edge.export.read_back import MAX_DIFFERENCE
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.gguf.families import GgufModel
-from sebp_edge.models.loading import load_base_model
 
 pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: pip install 'sebp-edge[verify]'")
 

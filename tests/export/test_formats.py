@@ -16,6 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import Personalizer
+from sebp_edge.engine.models.adaptation import load
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.events import TensorWritten, silent
 from sebp_edge.export import exporter as main_path
@@ -23,12 +27,8 @@ from sebp_edge.export import formats, llama_cpp, mlx_lm
 from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.source import Source
 from sebp_edge.lessons.examples import encode
-from sebp_edge.models.adaptation import load
-from sebp_edge.models.catalog import resolve
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.store.record import AdapterRecord
-from sebp_edge.training.scoring import scoring
 
 RECIPE = {"name": "notes", "method": "lora"}
 IDS = torch.tensor([[0, 40, 50, 60, 70]])
@@ -198,7 +198,7 @@ def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, no_memory, 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed")
 def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(llama, tmp_path, monkeypatch):
-    from sebp_edge.models.gguf import families
+    from sebp_edge.engine.models.gguf import families
 
     monkeypatch.setitem(families.FAMILIES, "llama", replace(families.FAMILIES["llama"], rotates_pairs=False))
     with pytest.raises(ExportError, match=r"llama\.cpp computes something else"):

@@ -9,8 +9,8 @@ from export_sources import make_adapter, make_source
 
 from formats import merged_models
 from sebp_edge import Personalizer
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 
 # What each program is called by `loss_elsewhere`, and the variable that names its interpreter.
 ELSEWHERE = {

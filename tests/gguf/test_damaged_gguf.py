@@ -14,11 +14,11 @@ from gguf_files import Kind, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sebp_edge import Recipe
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import ModelError, SebpEdgeError
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.gguf.file import GgufFile
-from sebp_edge.models.loading import load_base_model
 
 # So many in this suite; SEBP_EDGE_DAMAGED_FILES asks for more.
 NUM_FILES = int(os.environ.get("SEBP_EDGE_DAMAGED_FILES", 100))

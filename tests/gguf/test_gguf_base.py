@@ -15,11 +15,11 @@ from gguf_files import Kind, write_gguf
 from load_memory import peak_of_loading
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.models import fingerprint
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.events import Notice
-from sebp_edge.models import fingerprint
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

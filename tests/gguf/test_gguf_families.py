@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from sebp_edge import Recipe
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.gguf.families import FAMILIES
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.gguf.families import FAMILIES
+from sebp_edge.engine.models.loading import load_base_model
 
 IDS = torch.randint(7, 320, (1, 60), generator=torch.Generator().manual_seed(0))
 NAMES = {"bos_token_id": 0, "eos_token_id": 1}

@@ -9,11 +9,11 @@ from llama_cpp import ask_llama_cpp
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_of
+from sebp_edge.engine.models.gguf_base import read_gguf_tokenizer
 from sebp_edge.errors import ModelError
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.gguf.file import GgufFile
-from sebp_edge.models.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_of
-from sebp_edge.models.gguf_base import read_gguf_tokenizer
 
 NOTES = [path.read_text("utf-8") for path in sorted((Path(__file__).parents[2] / "examples").rglob("*.md"))]
 HARD = [

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from sebp_edge.models.gguf.quantised import TYPES, dequantise
+from sebp_edge.engine.models.gguf.quantised import TYPES, dequantise
 
 
 def expected(raw, number):

@@ -16,10 +16,10 @@ from load_memory import peak_of_loading
 from stored_adapter import RECORD
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model, local_tokenizer
+from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.export.read_back import MAX_DIFFERENCE
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model, local_tokenizer
-from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.store.record import RECORD as RECORD_FILE
 from sebp_edge.store.record import AdapterRecord
 

@@ -6,8 +6,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from sebp_edge import sparsify
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 
 LENGTHS = (11, 1, 24, 6)
 

@@ -22,12 +22,12 @@ from transformers import (
     RobertaConfig,
 )
 
+from sebp_edge.engine.models.fp8 import Fp8Linear
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
-from sebp_edge.models.fp8 import Fp8Linear
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.schedule import Group, Schedule, shuffled_batches
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import BUNDLED_FOLDER

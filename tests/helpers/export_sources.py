@@ -20,9 +20,9 @@ from transformers import (
     SmolLM3Config,
 )
 
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
-from sebp_edge.models.lora import LoraAdapter
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.recipe import Recipe
 from sebp_edge.store.record import RECORD as RECORD_FILE
 from sebp_edge.store.record import AdapterRecord

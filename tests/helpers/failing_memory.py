@@ -7,12 +7,12 @@ from builders import limit_rows, make_examples, make_step
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import Recipe
-from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.learner import Learner
-from sebp_edge.training.losses import RowLosses
-from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.update import Update
+from sebp_edge.engine.models.adaptation import attach, trainable
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.learner import Learner
+from sebp_edge.engine.training.losses import RowLosses
+from sebp_edge.engine.training.recovery import RecoveringLearner
+from sebp_edge.engine.training.update import Update
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=2, batch_tokens=10**6, context_length=64)
 LENGTHS = [31, 2, 17, 40, 5, 23, 27, 30]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from fake_gpu import FakeCuda
 
+from sebp_edge.engine.memory import this_machine
 from sebp_edge.machine import devices
-from sebp_edge.memory import this_machine
 
 
 class _Gpus(FakeCuda):

@@ -5,10 +5,10 @@ from builders import make_llama
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
-from sebp_edge.memory.memory_options import FASTEST
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.learner import Learner
-from sebp_edge.training.recovery import RecoveringLearner
+from sebp_edge.engine.memory.memory_options import FASTEST
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.learner import Learner
+from sebp_edge.engine.training.recovery import RecoveringLearner
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
 

@@ -7,11 +7,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve_config
-from sebp_edge.models.known_models import BUNDLED, values_of
-from sebp_edge.models.known_tokenizer import TokenizerFacts
-from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve_config
+from sebp_edge.engine.models.known_models import BUNDLED, values_of
+from sebp_edge.engine.models.known_tokenizer import TokenizerFacts
+from sebp_edge.engine.models.loading import local_tokenizer
 
 
 def configs() -> dict[str, Path | str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from sebp_edge import Recipe
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 file, precision = sys.argv[1:]
 recipe, cpu = Recipe.load("notes").replace(load_in_4bit=precision == "4 bits"), torch.device("cpu")
 load_base_model(resolve("tiny"), recipe, cpu)  # so that no library is loaded later

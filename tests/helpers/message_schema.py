@@ -17,12 +17,12 @@ from pydantic.json_schema import models_json_schema
 from sebp_edge import errors
 from sebp_edge.ask.answer import Answer
 from sebp_edge.cli.doctor_checks import Finding
+from sebp_edge.engine.memory.footprint import Footprint
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import PROTOCOL, Event
 from sebp_edge.export.export_result import ExportResult
-from sebp_edge.memory.footprint import Footprint
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.memory.memory_plan import Plan
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.inspection import Inspection

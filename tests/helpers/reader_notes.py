@@ -12,8 +12,8 @@ from quick import skip_losses_of_texts
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.ask import practice
+from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.events import Notice
-from sebp_edge.training.run import TrainingRun
 from sebp_edge.values.documents import Document
 
 CHANGES = {"epochs": 1, "learning_rate": 2e-2, "general": 0.05, "r": 8, "lora_alpha": 16, "min_steps": 16}

@@ -42,16 +42,16 @@ from logged import Logged
 from quick import SHORT_ASSESSMENT, skip_assessment
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.sparse.rows import buckets
+from sebp_edge.engine.training.losses import RowLosses
+from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.lessons.template_child import Renderer
 from sebp_edge.machine import process
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 from sebp_edge.run import giving_way
-from sebp_edge.sparse.rows import buckets
-from sebp_edge.training.losses import RowLosses
-from sebp_edge.training.update_in_backward import UpdateInBackward
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
@@ -62,7 +62,7 @@ seed_all = torch.manual_seed if torch.accelerator.is_available() else torch.defa
 logging.root.addHandler(logging.NullHandler())
 
 HOMES = itertools.count()
-CAPTURED = "sebp_edge.training.captured_gradients"
+CAPTURED = "sebp_edge.engine.training.captured_gradients"
 
 
 def pytest_collection_finish():
@@ -190,7 +190,7 @@ def plain_steps(monkeypatch):
         def __call__(self, tokens):
             return self.step(*tokens[:, :, None])
 
-    monkeypatch.setattr("sebp_edge.models.captured_step._StepGraph", Plain)
+    monkeypatch.setattr("sebp_edge.engine.models.captured_step._StepGraph", Plain)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     return made
 
@@ -241,20 +241,20 @@ def run_with(monkeypatch):
 @pytest.fixture
 def small_evaluations(monkeypatch):
     """Evaluates few rows at once on the CPU, so that there are several micro-batches."""
-    monkeypatch.setattr("sebp_edge.sparse.rows.schedule.MAX_EVALUATED_ROWS_CPU", 64)
+    monkeypatch.setattr("sebp_edge.engine.sparse.rows.schedule.MAX_EVALUATED_ROWS_CPU", 64)
 
 
 @pytest.fixture
 def limit_gradients(monkeypatch):
     """A function that sets how many bytes of gradients exist at once."""
-    return functools.partial(monkeypatch.setattr, "sebp_edge.training.update.MAX_GRADIENTS_AT_ONCE")
+    return functools.partial(monkeypatch.setattr, "sebp_edge.engine.training.update.MAX_GRADIENTS_AT_ONCE")
 
 
 @pytest.fixture
 def updated_in_backward(monkeypatch):
     """Makes learners update fp32 weights within the backward pass too."""
     monkeypatch.setattr(
-        "sebp_edge.training.learner._update_for",
+        "sebp_edge.engine.training.learner._update_for",
         lambda parameters, recipe, options: UpdateInBackward(parameters, recipe),
     )
 
@@ -279,7 +279,7 @@ def micro_batches(monkeypatch):
 @pytest.fixture
 def fused_modules(monkeypatch):
     """Replaces norms and MLPs where there is no GPU, too."""
-    monkeypatch.setattr("sebp_edge.sparse.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
+    monkeypatch.setattr("sebp_edge.engine.sparse.patches.norms_and_mlps.runs_kernels", lambda tensor: True)
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def free_captures(monkeypatch):
 @pytest.fixture
 def plain_graphs(monkeypatch):
     """Replaces captured graphs where there is no GPU; a replay calls the function itself."""
-    for module in ("sebp_edge.training.learner", CAPTURED):
+    for module in ("sebp_edge.engine.training.learner", CAPTURED):
         monkeypatch.setattr(f"{module}.GraphPool", PlainGraphs)
     monkeypatch.setattr(f"{CAPTURED}._refuse_without_gpu", lambda device: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)

@@ -11,10 +11,10 @@ from pace import at_most
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.lessons.boilerplate import common_lines, common_spans
 from sebp_edge.lessons.concerns import find_concerns
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
 
 ROOT = Path(__file__).parents[2]
 CHARACTERS, WORDS, COPIES = (

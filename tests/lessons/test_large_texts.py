@@ -13,12 +13,12 @@ from builders import make_tokenizer
 from command import process, python
 
 from memory.large_text import make_text
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.events import PreparationProgress
 from sebp_edge.lessons import tokens
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import Recipe
 from sebp_edge.values import preparation_progress as progress
@@ -36,8 +36,8 @@ from pathlib import Path
 import torch
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.machine.process import peak_resident, resident
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.recipe import Recipe
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.reading.readers import read_texts

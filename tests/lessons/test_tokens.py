@@ -6,10 +6,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.lessons import tokens
 from sebp_edge.lessons.tokens import tokenise
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
 
 NOTES = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[2].glob("examples/notes/*/*.md"))]
 # Runs without a word boundary, characters of several tokens, combining marks, and strings that tokenizers treat apart.

@@ -192,7 +192,7 @@ def test_without_a_report_after_the_start_of_cuda_the_estimate_counts(monkeypatc
 
 
 def test_the_cap_follows_the_memory_outside_the_allocator(monkeypatch):
-    from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
+    from sebp_edge.engine.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
 
     gpu = Gpu(monkeypatch, reported=300_000_000)
     released = []
@@ -214,7 +214,7 @@ def test_the_cap_follows_the_memory_outside_the_allocator(monkeypatch):
 
 
 def test_the_cap_leaves_room_for_stacks_that_cannot_be_lowered(monkeypatch):
-    from sebp_edge.memory.guard import MemoryGuard
+    from sebp_edge.engine.memory.guard import MemoryGuard
 
     gpu = Gpu(monkeypatch, reported=300_000_000, driver=Driver(1024, refuses_to_set=True))
     with MemoryGuard(CUDA, budget=3 * GB):
@@ -222,7 +222,7 @@ def test_the_cap_leaves_room_for_stacks_that_cannot_be_lowered(monkeypatch):
 
 
 def test_an_interruption_while_the_guard_starts_restores_the_stacks(monkeypatch):
-    from sebp_edge.memory.guard import MemoryGuard
+    from sebp_edge.engine.memory.guard import MemoryGuard
 
     gpu = Gpu(monkeypatch, reported=300_000_000)
     guard, limits = MemoryGuard(CUDA, budget=3 * GB), []

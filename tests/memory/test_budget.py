@@ -14,22 +14,22 @@ from memory_plans import RECIPE, all_plans
 from transformers import LlamaConfig
 
 from sebp_edge import Recipe
+from sebp_edge.engine.memory import choosing
+from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.choosing import make_plan
+from sebp_edge.engine.memory.memory_options import FASTEST
+from sebp_edge.engine.memory.prediction import num_states_kept
+from sebp_edge.engine.memory.seconds import SECONDS_PER_LAYER
+from sebp_edge.engine.memory.setup import TrainingSetup
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.memory.this_machine import target_of
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.four_bits import NF4_BYTES
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.sparse.rows.schedule import make_schedules
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.memory import choosing
-from sebp_edge.memory.budget import MemoryBudget
-from sebp_edge.memory.choosing import make_plan
-from sebp_edge.memory.memory_options import FASTEST
-from sebp_edge.memory.prediction import num_states_kept
-from sebp_edge.memory.seconds import SECONDS_PER_LAYER
-from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.memory.target import Target
-from sebp_edge.memory.this_machine import target_of
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.four_bits import NF4_BYTES
 from sebp_edge.run.preparation import Preparation, Prepared
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.sparse.rows.schedule import make_schedules
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import Progress

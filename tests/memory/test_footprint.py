@@ -22,23 +22,23 @@ from transformers import (
     PreTrainedModel,
 )
 
+from sebp_edge.engine.memory.activations import Activations
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
+from sebp_edge.engine.memory.setup import TrainingSetup
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.adaptation import snapshot
+from sebp_edge.engine.models.catalog import bundled_config, resolve
+from sebp_edge.engine.models.shape import LinearShape
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.patches import norms_and_mlps
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.training import learner, run
 from sebp_edge.events import StepDone, TrainingStarted
-from sebp_edge.memory.activations import Activations
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
-from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.adaptation import snapshot
-from sebp_edge.models.catalog import bundled_config, resolve
-from sebp_edge.models.shape import LinearShape
 from sebp_edge.ops import attention, backend
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.patches import norms_and_mlps
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.training import learner, run
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
@@ -231,7 +231,7 @@ def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     family, chunked_blocks, tmp_path, chunk_rows, monkeypatch
 ):
     chunk_rows(200)
-    monkeypatch.setattr("sebp_edge.memory.memory_options.FEW_LOGITS", 2**18)
+    monkeypatch.setattr("sebp_edge.engine.memory.memory_options.FEW_LOGITS", 2**18)
     # The head is large, and MLPs are wide.
     sizes = {"vocab_size": 20_000, "num_hidden_layers": 4, "intermediate_size": 2048}
     model = make_family(family, **sizes, tie_word_embeddings=family == "llama")

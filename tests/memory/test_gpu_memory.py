@@ -14,15 +14,15 @@ from builders import make_examples, make_llama, make_sentences, make_step, sched
 from graph_learners import FullAdaptation, LoraAdaptation
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.memory.guard import MIN_FREE
+from sebp_edge.engine.models.adaptation import snapshot
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import MachineError
 from sebp_edge.events import GraphCaptured, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
 from sebp_edge.machine import devices, process, stacks
 from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.machine.process import memory_of
-from sebp_edge.memory.guard import MIN_FREE
-from sebp_edge.models.adaptation import snapshot
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [
     pytest.mark.gpu,

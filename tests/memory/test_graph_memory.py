@@ -9,8 +9,8 @@ from failing_memory import gradients as step_that_fails
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
-from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
 
 pytestmark = [
     pytest.mark.gpu,

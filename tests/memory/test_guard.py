@@ -13,15 +13,15 @@ from failing_memory import CPU, RECIPE, Failing, equal, gradients, losses_within
 from fake_machine import FakeMachine
 
 from sebp_edge.cli.progress import ProgressPrinter
+from sebp_edge.engine.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
+from sebp_edge.engine.models.adaptation import snapshot, trainable
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.learner import Learner
+from sebp_edge.engine.training.loop import Trainer
+from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import BudgetExceeded, MachineError
 from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone, silent
 from sebp_edge.machine import devices
-from sebp_edge.memory.guard import STEPS_BETWEEN_CHECKS, MemoryGuard
-from sebp_edge.models.adaptation import snapshot, trainable
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.learner import Learner
-from sebp_edge.training.loop import Trainer
-from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

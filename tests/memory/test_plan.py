@@ -12,12 +12,12 @@ from transformers import BloomConfig
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import JobProgress, JobStarted, MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
 from sebp_edge.machine import devices
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.work_ahead import loading, phases_ahead
-from sebp_edge.sparse.hoist import Hoisted
 
 
 @pytest.fixture

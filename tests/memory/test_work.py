@@ -8,18 +8,18 @@ from builders import make_sentences
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
-from sebp_edge.memory import amount_of_work
-from sebp_edge.memory.amount_of_work import AmountOfWork
-from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.memory.prediction import predict_footprint
-from sebp_edge.memory.setup import TrainingSetup
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.catalog import resolve
-from sebp_edge.sparse.rows.batches import pack
-from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.sparse.rows.schedule import RowLimit, Schedule
-from sebp_edge.sparse.rows.share_beginnings import share_beginnings
+from sebp_edge.engine.memory import amount_of_work
+from sebp_edge.engine.memory.amount_of_work import AmountOfWork
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.memory.prediction import predict_footprint
+from sebp_edge.engine.memory.setup import TrainingSetup
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.sparse.rows.batches import pack
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.sparse.rows.schedule import RowLimit, Schedule
+from sebp_edge.engine.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.values.example import Example, outlines
 
 RECIPE = Recipe(name="test", description="", r=4, epochs=2, batch_tokens=4000, context_length=64)

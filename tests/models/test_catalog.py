@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from sebp_edge.engine.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve, resolve_config
+from sebp_edge.engine.models.loading import model_from_config
 from sebp_edge.errors import ModelError
-from sebp_edge.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve, resolve_config
-from sebp_edge.models.loading import model_from_config
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 HUB_IDS = {

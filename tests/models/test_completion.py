@@ -18,12 +18,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from sebp_edge.basics.stopping import StopRequested, StopSignal
+from sebp_edge.engine.models import completion
+from sebp_edge.engine.models.completion import Completion, complete_text
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.vocabulary import Vocabulary
 from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.lessons.prompts import encode_texts
-from sebp_edge.models import completion
-from sebp_edge.models.completion import Completion, complete_text
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.vocabulary import Vocabulary
 
 WORDS = [
     *[

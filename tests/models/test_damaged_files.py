@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from formats.damage import damage
 from sebp_edge import AdapterStore, Recipe
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.adaptation import attach, load
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.adaptation import attach, load
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes, devices and signals of Linux")
@@ -225,9 +225,9 @@ def test_absurd_numbers_allocate_no_memory(saved, two_layer_folder, tmp_path, ch
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     code = """
 import resource, sys, torch
-from sebp_edge.models.adaptation import load
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.models.adaptation import load
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 from pathlib import Path
 base = load_base_model(resolve(sys.argv[1]), Recipe.load("notes"), torch.device("cpu"))

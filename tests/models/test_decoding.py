@@ -10,17 +10,17 @@ from builders import make_llama
 from model_families import DECODERS, MODELS, make_model
 from transformers import BloomConfig, FalconConfig, GenerationConfig
 
+from sebp_edge.engine.models import captured_step, decoding
+from sebp_edge.engine.models.adaptation import attach, trainable
+from sebp_edge.engine.models.captured_step import size_holding
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.decoding import Decoder, end_ids_of
+from sebp_edge.engine.models.generation import answer_all
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks
+from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
-from sebp_edge.models import captured_step, decoding
-from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.models.captured_step import size_holding
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.decoding import Decoder, end_ids_of
-from sebp_edge.models.generation import answer_all
-from sebp_edge.models.loading import load_base_model
-from sebp_edge.models.row_cache import RowCache, bytes_per_token, masks
-from sebp_edge.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.recipe import Recipe
 
 ENDS = [7, 8, 9, 10, 11, 12]

@@ -14,16 +14,16 @@ from quality import notes_quality
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.cli.commands import app
 from sebp_edge.cli.console import NOT_BETTER
+from sebp_edge.engine.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.loading import BaseModel, load_base_model
+from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import Interrupted, ModelError
 from sebp_edge.events import ModelLoaded
-from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.generation import generate_text
-from sebp_edge.models.loading import BaseModel, load_base_model
-from sebp_edge.models.sampling import Sampling
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.usefixtures("unassessed")

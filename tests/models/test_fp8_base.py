@@ -8,19 +8,19 @@ from against_dense import padded_batch
 from builders import make_llama, row_losses
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.models import loading
+from sebp_edge.engine.models.adaptation import attach, load, restore, snapshot, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.fp8 import Fp8Linear, inputs_as_they_are, is_in_fp8, quantise_
+from sebp_edge.engine.models.loading import BaseModel, load_base_model
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.patches import norms_and_mlps
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.events import ModelLoaded, Notice
 from sebp_edge.machine.fp8_support import refuse_without_fp8
-from sebp_edge.models import loading
-from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.fp8 import Fp8Linear, inputs_as_they_are, is_in_fp8, quantise_
-from sebp_edge.models.loading import BaseModel, load_base_model
 from sebp_edge.ops import Fp8Weight
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.patches import norms_and_mlps
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

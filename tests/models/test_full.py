@@ -7,10 +7,10 @@ import torch
 from builders import make_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sebp_edge.engine.models.adaptation import attach, load, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, BaseModelMismatch
-from sebp_edge.models.adaptation import attach, load, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
 RECIPE = Recipe.load("full")

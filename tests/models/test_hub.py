@@ -14,8 +14,8 @@ import pytest
 LOOK_UP = """
 import json, sys, time
 from sebp_edge.errors import SebpEdgeError
-from sebp_edge.models import hub, hub_cache
-from sebp_edge.models.catalog import resolve
+from sebp_edge.engine.models import hub, hub_cache
+from sebp_edge.engine.models.catalog import resolve
 for name in sys.argv[1:]:
     try:
         found, begin = {}, time.perf_counter()

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.installed import list_installed
 from sebp_edge.errors import ModelError
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.installed import list_installed
 
 DIGEST = "0123456789abcdef" * 4
 MODEL = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{DIGEST}", "size": 3}

@@ -15,18 +15,18 @@ from model_families import MODELS
 
 from sebp_edge import Personalizer
 from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.engine.memory.known_machine import recall_machine, remember_machine
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.memory.this_machine import target_of
+from sebp_edge.engine.models.catalog import CATALOG, resolve, resolve_config
+from sebp_edge.engine.models.four_bits import has_bitsandbytes
+from sebp_edge.engine.models.hub_cache import cache_of_the_hub
+from sebp_edge.engine.models.known_models import BUNDLED, recall_model, remember_model, shape_from, values_of
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import silent
 from sebp_edge.machine.process import memory_of
-from sebp_edge.memory.known_machine import recall_machine, remember_machine
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.memory.target import Target
-from sebp_edge.memory.this_machine import target_of
-from sebp_edge.models.catalog import CATALOG, resolve, resolve_config
-from sebp_edge.models.four_bits import has_bitsandbytes
-from sebp_edge.models.hub_cache import cache_of_the_hub
-from sebp_edge.models.known_models import BUNDLED, recall_model, remember_model, shape_from, values_of
-from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.known_call import KnownCall, NotKnown
@@ -122,7 +122,7 @@ def test_a_plan_needs_no_torch(notes_folder, tmp_path):
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests/helpers']\n"
         "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
-        "from sebp_edge.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
+        "from sebp_edge.engine.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
         "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import JobSink\n"
         "from sebp_edge.run.known_call import KnownCall; from sebp_edge.events import silent\n"
         "values = dict(recipe=Recipe.load(None), seed=0, store=AdapterStore(sys.argv[2]), me=(), budget=None)\n"
@@ -138,7 +138,7 @@ def test_what_was_remembered_of_other_versions_or_files_is_not_used(own_home, mo
     reference = resolve(model_folder)
     remember_model(reference, read_shape(reference), local_tokenizer(reference))
     assert recall_model(reference) is not None
-    monkeypatch.setattr("sebp_edge.models.known_models.version", lambda package: "0.0")
+    monkeypatch.setattr("sebp_edge.engine.models.known_models.version", lambda package: "0.0")
     assert recall_model(reference) is None
     remember_machine({"cpu": target_of(CPU, memory_of(CPU).planned_overhead(0))})
     (kept,) = own_home.rglob("machine.json")

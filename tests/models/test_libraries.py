@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import warm
 
-from sebp_edge.models.catalog import bundled_config, resolve
-from sebp_edge.models.libraries import quiet_libraries
+from sebp_edge.engine.models.catalog import bundled_config, resolve
+from sebp_edge.engine.models.libraries import quiet_libraries
 
 SMALL = """
 import os, sys, logging, warnings

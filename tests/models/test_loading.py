@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.basics.units import gigabytes
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import MachineError, ModelError, OptionError
 from sebp_edge.machine import devices
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -193,8 +193,8 @@ import sys, threading
 from pathlib import Path
 import torch
 from sebp_edge.machine import devices
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
 devices.pick_dtype = lambda device: torch.bfloat16

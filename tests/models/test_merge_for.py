@@ -5,17 +5,17 @@ import torch
 from export_sources import make_source
 from torch import nn
 
+from sebp_edge.engine.models.adaptation import attach, load, restore, snapshot, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.lora import plain_projection
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import ModelError
 from sebp_edge.export.gguf_file import dequantised, kind_of, quantised
-from sebp_edge.models.adaptation import attach, load, restore, snapshot, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
-from sebp_edge.models.lora import plain_projection
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 
 QUANTISATIONS = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 RECIPE = Recipe.load("notes").replace(r=4)

@@ -7,7 +7,7 @@ from export_sources import FAMILIES, GEMMA_3, LINEAR_ROPE, LOCAL_THETA, LONG_ROP
 from export_sources import ROPE as DEFAULT_ROPE
 from transformers import AutoConfig, Gemma3TextConfig
 
-from sebp_edge.models.older_names import (
+from sebp_edge.engine.models.older_names import (
     OLDER_ROPE,
     ROPE,
     complete_config,

@@ -5,7 +5,7 @@ from itertools import chain
 
 from pace import at_most
 
-from sebp_edge.models.prefix_groups import PASS_TOKENS, PrefixGroup, group_by_prefix, make_batches
+from sebp_edge.engine.models.prefix_groups import PASS_TOKENS, PrefixGroup, group_by_prefix, make_batches
 
 
 def saved(prompts, groups):

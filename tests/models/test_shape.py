@@ -5,9 +5,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.model_shape import shape_of
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.model_shape import shape_of
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320}
 FAMILIES = {

@@ -6,10 +6,10 @@ from model_families import MODELS
 from torch import nn
 from torch.nn import functional as F
 
-from sebp_edge.models import threaded_linear
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.sampling import Sampling
-from sebp_edge.models.threaded_linear import threaded_linears
+from sebp_edge.engine.models import threaded_linear
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge.engine.models.threaded_linear import threaded_linears
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sebp_edge import Personalizer
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import BaseModelMismatch
-from sebp_edge.models.catalog import resolve
 
 # Llama 3's rules, which llama.cpp calls llama-bpe.
 LLAMA_3 = "|".join(

@@ -5,7 +5,7 @@ import torch
 from pairwise import pairwise
 from random_cases import DEVICE, DTYPES
 
-from sebp_edge.models.lora import four_bits_of
+from sebp_edge.engine.models.lora import four_bits_of
 from sebp_edge.ops import QuantisedWeight
 from sebp_edge.ops.lora_group import dequantise
 

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from sebp_edge.models.architecture import is_activation, is_norm
+from sebp_edge.engine.models.architecture import is_activation, is_norm
 from sebp_edge.ops import ActiveRows, sparse_rowwise
 
 N, K = 24, 10

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sebp_edge.sparse import hoist
-from sebp_edge.sparse.patches.fused_lora import LoraGroup
+from sebp_edge.engine.sparse import hoist
+from sebp_edge.engine.sparse.patches.fused_lora import LoraGroup
 
 
 @pytest.fixture

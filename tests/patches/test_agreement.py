@@ -7,8 +7,14 @@ import pytest
 import torch
 
 import sebp_edge
+from sebp_edge.engine.sparse.patches.agreement import (
+    FULL_PRECISION,
+    OUTPUTS,
+    disagreement,
+    find_mismatch,
+    gradients_agree,
+)
 from sebp_edge.errors import SparsityError
-from sebp_edge.sparse.patches.agreement import FULL_PRECISION, OUTPUTS, disagreement, find_mismatch, gradients_agree
 
 
 def layer(dtype=torch.float32):

@@ -7,11 +7,11 @@ import torch
 from against_dense import with_adapter
 from builders import make_llama
 
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.catalog import resolve
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.sparse.patches.counts import joined_bytes
+from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.ops.gpu.copies import CopyTable
-from sebp_edge.sparse.patches.counts import joined_bytes
-from sebp_edge.sparse.patches.fused_lora import FusedLora
 
 
 def linear_layers(model):

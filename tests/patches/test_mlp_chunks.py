@@ -7,9 +7,9 @@ from builders import make_llama, row_losses
 from model_families import MODELS
 from pairwise import pairwise
 
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.errors import SparsityError
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.row_plan import RowPlan
 
 
 def assert_close(found, expected):

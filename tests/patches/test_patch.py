@@ -9,20 +9,20 @@ from builders import make_encoder, make_encoder_batch, make_llama, row_losses
 from failing_memory import Failing
 from peft import LoraConfig, get_peft_model
 
+from sebp_edge.engine.models.lora import without_adapter
+from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted
+from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.engine.sparse.patches.attention import FusedAttention
+from sebp_edge.engine.sparse.patches.checkpoints import CheckpointedBlocks
+from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
+from sebp_edge.engine.sparse.patches.last_layer import LastLayer
+from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
+from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.engine.sparse.patches.patch import Patch
+from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified, sparsify
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.lora import without_adapter
-from sebp_edge.sparse.hoist import ATTENTION, Hoisted
-from sebp_edge.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.sparse.patches.attention import FusedAttention
-from sebp_edge.sparse.patches.checkpoints import CheckpointedBlocks
-from sebp_edge.sparse.patches.fused_lora import FusedLora
-from sebp_edge.sparse.patches.last_layer import LastLayer
-from sebp_edge.sparse.patches.mlp_chunks import ChunkedMlps
-from sebp_edge.sparse.patches.norms_and_mlps import SmallOps
-from sebp_edge.sparse.patches.patch import Patch
-from sebp_edge.sparse.patches.tied_embedding import TiedEmbedding
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.sparse.sparsify import Sparsified, sparsify
 
 
 def part(make, *given):

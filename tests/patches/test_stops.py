@@ -5,7 +5,7 @@ import torch
 from builders import make_llama
 
 from sebp_edge.basics.stopping import PauseRequested, StopRequested
-from sebp_edge.sparse.patches.stops import Stops
+from sebp_edge.engine.sparse.patches.stops import Stops
 
 
 class Ending:

@@ -6,9 +6,9 @@ from against_dense import padded_batch
 from builders import make_llama, row_losses
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.patches.tied_embedding import TiedEmbedding, _groups
-from sebp_edge.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding, _groups
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 
 
 def tied(**sizes):

@@ -6,9 +6,9 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
+from sebp_edge.engine.training import scale_down
+from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.run import replies
-from sebp_edge.training import scale_down
-from sebp_edge.training.evaluation import HeldOutLoss
 
 
 @pytest.fixture(scope="session")

@@ -139,8 +139,8 @@ READ_ONCE = """
 import sys, warnings
 warnings.simplefilter("ignore")
 from pathlib import Path
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.machine.process import peak_resident, resident
 from sebp_edge.recipe import Recipe
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset

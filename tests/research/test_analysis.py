@@ -12,6 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
 from sebp_edge.research.analysis.analysis import analyze
@@ -21,7 +22,6 @@ from sebp_edge.research.analysis.gradients import linear_layers, row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.histogram import LogHistogram
 from sebp_edge.research.rules.row_rules import NormHistogram
-from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.values.example import Example
 
 CONTEXT, PAD = 23, 2

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import pytest
 from pace import at_most
 
-from sebp_edge.sparse.rows.buckets import CAPTURE_COST, GRID_STEP, MAX_BUCKETS, Bucket, choose_buckets
+from sebp_edge.engine.sparse.rows.buckets import CAPTURE_COST, GRID_STEP, MAX_BUCKETS, Bucket, choose_buckets
 
 
 def test_every_size_fits_into_its_bucket_with_little_filler():

@@ -8,8 +8,14 @@ import pytest
 from builders import dataset_of
 
 from sebp_edge import Recipe
+from sebp_edge.engine.sparse.rows.schedule import (
+    MAX_EVALUATED_ROWS_CPU,
+    Group,
+    RowLimit,
+    make_schedules,
+    shuffled_batches,
+)
 from sebp_edge.errors import TextsError
-from sebp_edge.sparse.rows.schedule import MAX_EVALUATED_ROWS_CPU, Group, RowLimit, make_schedules, shuffled_batches
 from sebp_edge.values.example import Example
 
 IGNORE = -100

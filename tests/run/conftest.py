@@ -36,7 +36,7 @@ def whole(model, notes, tmp_path_factory):
 @pytest.fixture
 def saves_each_step(monkeypatch):
     """Saves a checkpoint after each step, however long that takes."""
-    monkeypatch.setattr("sebp_edge.training.checkpoint.SHARE", 1e9)
+    monkeypatch.setattr("sebp_edge.engine.training.checkpoint.SHARE", 1e9)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def full_disk(monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    return lambda: monkeypatch.setattr("sebp_edge.training.checkpoint.write_tensors", full)
+    return lambda: monkeypatch.setattr("sebp_edge.engine.training.checkpoint.write_tensors", full)
 
 
 @pytest.fixture

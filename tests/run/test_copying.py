@@ -10,18 +10,18 @@ from failing_memory import CPU, RECIPE
 from model_families import MODELS
 
 from sebp_edge.basics.stopping import StopRequested
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.models.adaptation import attach
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.sparse.rows.schedule import Schedule, shuffled_batches
+from sebp_edge.engine.training.loop import Trainer
+from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.lessons.examples import encode
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.models.adaptation import attach
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.run import copying
 from sebp_edge.run.copying import Copy, longest_copies, longest_run
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.sparse.rows.schedule import Schedule, shuffled_batches
-from sebp_edge.training.loop import Trainer
-from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import Example, outlines
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sebp_edge.models.catalog import resolve
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.values.documents import Conversation

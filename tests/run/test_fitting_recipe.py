@@ -8,9 +8,9 @@ from command import run
 from failing_memory import RECIPE
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Notice
-from sebp_edge.models.catalog import resolve
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.fitting_recipe import choose_recipe
 

@@ -12,13 +12,13 @@ from random_texts import edit, words
 from sebp_edge import Personalizer
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.engine.memory.choosing import make_plan
+from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.learnable import refuse_unlearnable
-from sebp_edge.memory.choosing import make_plan
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.rendered import render_examples
-from sebp_edge.sparse.rows.schedule import Schedule
 from sebp_edge.values.documents import Conversation, Document, LeftOut, PromptCompletion
 from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import Progress

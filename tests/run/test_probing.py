@@ -11,16 +11,16 @@ from failing_memory import RECIPE
 from sebp_edge.ask.probes import fact_items, language_items
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.stopping import StopRequested
+from sebp_edge.engine.models.adaptation import attach, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.training import losses
 from sebp_edge.events import silent
 from sebp_edge.lessons import general_probe
 from sebp_edge.lessons.general_probe import PROBE
-from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
 from sebp_edge.run import probing as module
 from sebp_edge.run.probing import TIE, probe
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.training import losses
 from sebp_edge.values.probe_figures import ProbeFigures
 
 ON_GPU = [
@@ -88,7 +88,9 @@ def own_figures(base):
 @pytest.mark.parametrize("hoists", [True, False])
 def test_they_are_those_of_single_passes(base, method, hoists, monkeypatch):
     if not hoists:
-        monkeypatch.setattr("sebp_edge.training.losses.hoist_if_exact", lambda *_, **__: (None, "as the test wants"))
+        monkeypatch.setattr(
+            "sebp_edge.engine.training.losses.hoist_if_exact", lambda *_, **__: (None, "as the test wants")
+        )
     before = own_figures(base)
     adaptation = changed(base, method=method)
     found, after = probe(base, adaptation, silent), own_figures(base)

@@ -13,6 +13,10 @@ from command import start
 from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, checkpoint_of, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore
+from sebp_edge.engine.memory.guard import MemoryGuard
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.sparse.patches.stops import _Checked
+from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import Interrupted, MachineError, Paused
 from sebp_edge.events import (
     AdapterSaved,
@@ -25,11 +29,7 @@ from sebp_edge.events import (
     StepDone,
     TrainingStarted,
 )
-from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.sparse.patches.stops import _Checked
 from sebp_edge.store.history import read_history
-from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
@@ -276,7 +276,7 @@ import json, os, signal, sys
 from pathlib import Path
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.events import StepDone
-from sebp_edge.training import checkpoint
+from sebp_edge.engine.training import checkpoint
 model, store, notes, kind, number, recipe = sys.argv[1:]
 checkpoint.SHARE = 1e9
 count = 0

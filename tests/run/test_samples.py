@@ -6,10 +6,10 @@ from builders import make_sentences
 from failing_memory import RECIPE
 
 from sebp_edge.basics.stopping import StopRequested
+from sebp_edge.engine.models.adaptation import attach, trainable
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.sampling import NonFiniteLogits
 from sebp_edge.lessons.examples import encode
-from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.sampling import NonFiniteLogits
 from sebp_edge.run import samples
 from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, SAMPLING, choose, continue_each, find_beginnings
 from sebp_edge.store.training_report import Sample

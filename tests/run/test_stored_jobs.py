@@ -11,8 +11,8 @@ from command import assert_one_sentence, records, run, start
 from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.errors import AdapterError, JobError, Paused
-from sebp_edge.memory.memory_options import MemoryOptions
 from sebp_edge.run.adaptation_job import Fixed, Resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]

@@ -20,13 +20,13 @@ from transformers.loss.loss_utils import LOSS_MAPPING
 from transformers.models.llama import modeling_llama
 
 from sebp_edge import sparsify
+from sebp_edge.engine.sparse import hoist_if_exact as hoisting
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.engine.sparse.patches.state import ModelState, describe
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import SparsityError
-from sebp_edge.sparse import hoist_if_exact as hoisting
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.hoist_if_exact import hoist_if_exact
-from sebp_edge.sparse.patches.state import ModelState, describe
-from sebp_edge.sparse.rows.row_plan import RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
 
 VOCABULARY, HIDDEN = 320, 32
 TARGETS = ["q_proj", "o_proj", "down_proj"]

@@ -19,13 +19,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from sebp_edge.engine.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
+from sebp_edge.engine.sparse import copy_trial, hoist
+from sebp_edge.engine.sparse.copy_trial import copy_mismatch, find_copy_mismatch
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.events import Notice, silent
-from sebp_edge.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
 from sebp_edge.ops import sequence_attention_
-from sebp_edge.sparse import copy_trial, hoist
-from sebp_edge.sparse.copy_trial import copy_mismatch, find_copy_mismatch
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.losses import RowLosses
 from sebp_edge.values.example import Example, outlines
 
 ROPE = {"rope_theta": 10000.0}

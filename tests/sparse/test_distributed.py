@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sebp_edge import sparsify
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
-from sebp_edge.sparse.rows.row_plan import IGNORE
 
 ROOT = Path(__file__).parents[2]
 COUNT = 2

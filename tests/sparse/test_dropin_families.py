@@ -31,10 +31,10 @@ from transformers import (
 )
 
 from sebp_edge import sparsify
+from sebp_edge.engine.models.architecture import is_activation, is_linear, is_norm
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.architecture import is_activation, is_linear, is_norm
 from sebp_edge.ops import detect, sparse_rowwise
-from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 
 # Their head has a bias, which `linear_cross_entropy` does not take.
 KEEP_THEIR_LOSS = ("phi",)
@@ -43,7 +43,7 @@ KEEP_THEIR_LOSS = ("phi",)
 @pytest.fixture(autouse=True)
 def sparse_norms_and_activations(monkeypatch):
     """Makes norms and activations skip rows, however few."""
-    monkeypatch.setattr("sebp_edge.sparse.sparsify._saves_time", lambda x, rows: True)
+    monkeypatch.setattr("sebp_edge.engine.sparse.sparsify._saves_time", lambda x, rows: True)
 
 
 def with_lora(model):
@@ -230,7 +230,7 @@ def test_norms_and_activations_skip_rows(family, monkeypatch):
         ran.append(function.module)
         return sparse_rowwise(function, x, rows)
 
-    monkeypatch.setattr("sebp_edge.sparse.sparsify.sparse_rowwise", recording)
+    monkeypatch.setattr("sebp_edge.engine.sparse.sparsify.sparse_rowwise", recording)
     model, batch = make_llama().double(), padded_batch()
     if family == "bert":
         head = AutoModelForSequenceClassification

@@ -17,10 +17,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
-from sebp_edge.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 @pytest.fixture(params=FAMILIES)

@@ -20,11 +20,11 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sebp_edge import sparsify
+from sebp_edge.engine.sparse.patches.agreement import varied
+from sebp_edge.engine.sparse.patches.last_layer import LastLayer
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import Hoisted
-from sebp_edge.sparse.patches.agreement import varied
-from sebp_edge.sparse.patches.last_layer import LastLayer
-from sebp_edge.sparse.rows.row_plan import IGNORE
 
 SIZE = SIZES["hidden_size"]
 
@@ -231,7 +231,7 @@ def test_the_first_pass_compares_what_the_last_layer_would_leave_out(monkeypatch
     dense = loss_and_gradients(model, batch)
     monkeypatch.setattr(LastLayer, "is_exact", lambda *_: True)
     # As a block whose layers are unknown, which all compute the rows of keys and values.
-    monkeypatch.setattr("sebp_edge.sparse.sparsify.layers_after_attention", lambda model: set())
+    monkeypatch.setattr("sebp_edge.engine.sparse.sparsify.layers_after_attention", lambda model: set())
     with sparsify(model) as sparsified:
         for _ in range(3):
             assert_same(dense, loss_and_gradients(model, batch), 1e-4)
@@ -241,7 +241,7 @@ def test_the_first_pass_compares_what_the_last_layer_would_leave_out(monkeypatch
 def test_verifying_every_pass_finds_a_last_layer_that_mixes_rows(monkeypatch, verified_rows):
     model, batch = mixed_llama(MIXERS["shift"], 0.0, "mlp", "input").double(), batch_with_gaps()
     monkeypatch.setattr(LastLayer, "is_exact", lambda *_: True)
-    monkeypatch.setattr("sebp_edge.sparse.sparsify.layers_after_attention", lambda model: set())
+    monkeypatch.setattr("sebp_edge.engine.sparse.sparsify.layers_after_attention", lambda model: set())
     with sparsify(model):
         loss_and_gradients(model, batch)
         loss_and_gradients(model, batch)

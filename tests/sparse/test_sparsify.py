@@ -8,8 +8,8 @@ from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import sparsify
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import MachineError, OptionError, SparsityError
-from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 # Without left padding in eager attention, where the dense model gives NaN.

@@ -17,9 +17,9 @@ from transformers import (
 )
 
 from sebp_edge import sparsify
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
-from sebp_edge.sparse.rows.row_plan import IGNORE
 
 
 class MeanPooledForSequenceClassification(BertForSequenceClassification):

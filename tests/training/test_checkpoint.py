@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sebp_edge.basics.files import write_checked_json
+from sebp_edge.engine.training.checkpoint import FILE, CheckpointFiles, RunState
+from sebp_edge.engine.training.loop import TrainingProgress
+from sebp_edge.engine.training.recovery import LearnerState
 from sebp_edge.errors import JobError
-from sebp_edge.training.checkpoint import FILE, CheckpointFiles, RunState
-from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.recovery import LearnerState
 
 
 def write(folder):

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from sebp_edge.training.comparison import compare, t_quantile
-from sebp_edge.training.evaluation import HeldOutLoss
+from sebp_edge.engine.training.comparison import compare, t_quantile
+from sebp_edge.engine.training.evaluation import HeldOutLoss
 
 
 def loss(nats, tokens=None):

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from builders import evaluated
 from failing_memory import recovering_learner, uneven_examples
 
-from sebp_edge.models.adaptation import trainable
-from sebp_edge.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.models.adaptation import trainable
+from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 
 IGNORE = -100
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from sebp_edge.training.comparison import Comparison
-from sebp_edge.training.evaluation import HeldOutLoss
-from sebp_edge.training.gate import TOLERANCE, EarlierVersion, Gate, GateResult, Life, Verdict
+from sebp_edge.engine.training.comparison import Comparison
+from sebp_edge.engine.training.evaluation import HeldOutLoss
+from sebp_edge.engine.training.gate import TOLERANCE, EarlierVersion, Gate, GateResult, Life, Verdict
 
 TOKENS = 100
 # The falls of ten documents, in nats per token: 0.2 on average, or 5 % of the base model's 4.

@@ -21,18 +21,18 @@ from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, 
 from model_families import MODELS
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.models.adaptation import attach, restore, snapshot, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.vocabulary import Vocabulary
+from sebp_edge.engine.sparse.rows.batches import pack
+from sebp_edge.engine.training.graphs import GraphPool, _CapturedGraph
+from sebp_edge.engine.training.update_in_backward import UpdateInBackward
+from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
 from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
-from sebp_edge.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.models.adaptation import attach, restore, snapshot, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
-from sebp_edge.models.vocabulary import Vocabulary
-from sebp_edge.sparse.rows.batches import pack
-from sebp_edge.training.graphs import GraphPool, _CapturedGraph
-from sebp_edge.training.update_in_backward import UpdateInBackward
-from sebp_edge.training.words import WordReader
 from sebp_edge.values.example import Example
 
 pytestmark = [

@@ -8,17 +8,17 @@ import torch
 from builders import limit_rows, make_sentences, outlined
 from failing_memory import RECIPE, Failing, accumulate_within, gradients, recovering_learner, uneven_examples
 
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.models.adaptation import trainable
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.sparsify import Sparsified
+from sebp_edge.engine.training.losses import RowLosses
+from sebp_edge.engine.training.recovery import RecoveringLearner
+from sebp_edge.engine.training.run import TrainingRun
+from sebp_edge.engine.training.update import Update
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.models.adaptation import trainable
 from sebp_edge.ops import AdamW, Moments
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.sparsify import Sparsified
-from sebp_edge.training.losses import RowLosses
-from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.run import TrainingRun
-from sebp_edge.training.update import Update
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 
@@ -56,7 +56,7 @@ def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatc
         gradients(learner, examples, Failing(), monkeypatch)
         counting = Failing()
         gradients(learner, examples, counting, monkeypatch)
-        monkeypatch.setattr("sebp_edge.training.recovery.release_memory", count)
+        monkeypatch.setattr("sebp_edge.engine.training.recovery.release_memory", count)
         gc.disable()
         try:
             for number in range(1, counting.count + 1, 1 + counting.count // 4):

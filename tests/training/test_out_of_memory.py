@@ -20,17 +20,17 @@ from failing_memory import (
 )
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.engine.memory.guard import MemoryGuard
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.models.adaptation import snapshot
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.training.evaluation import evaluate, sum_by_document
+from sebp_edge.engine.training.loop import Trainer
+from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import MemoryRanOut
 from sebp_edge.machine.devices import clear_frames
-from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.models.adaptation import snapshot
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
-from sebp_edge.training.evaluation import evaluate, sum_by_document
-from sebp_edge.training.loop import Trainer
-from sebp_edge.training.losses import RowLosses
 
 WITH_DEQUANTISED = MemoryOptions(dequantised_blocks=1)
 CASES = {

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from sebp_edge.training.gate import GateResult, Verdict
-from sebp_edge.training.quiz import CHANCE, QuizResult, Replies, is_more
+from sebp_edge.engine.training.gate import GateResult, Verdict
+from sebp_edge.engine.training.quiz import CHANCE, QuizResult, Replies, is_more
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 
 

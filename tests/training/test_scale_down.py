@@ -2,7 +2,7 @@
 
 import pytest
 
-from sebp_edge.training.scale_down import largest_scale
+from sebp_edge.engine.training.scale_down import largest_scale
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from builders import evaluated, make_llama, make_tokenizer
 from failing_memory import CPU, RECIPE, Failing, losses_within, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
+from sebp_edge.engine.models.adaptation import attach, load, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.evaluation import evaluate
+from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.events import ExamplesEvaluated, silent
-from sebp_edge.models.adaptation import attach, load, trainable
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.scoring import scoring
 
 METHODS = {
     "lora": {},

@@ -9,9 +9,9 @@ from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import SLIDING, make_model
 from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config, Qwen3Config
 
-from sebp_edge.models.adaptation import trainable
-from sebp_edge.sparse.rows.buckets import Bucket
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.models.adaptation import trainable
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
 
 pytestmark = [

@@ -14,15 +14,15 @@ from teachers import dense_losses, distributions, taught
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.basics.stopping import StopRequested
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.models.adaptation import attach, trainable
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.batches import Collator, pack
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.training import teacher as teachers_module
+from sebp_edge.engine.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
 from sebp_edge.errors import OptionError
 from sebp_edge.events import ExamplesEvaluated, silent
-from sebp_edge.memory.memory_options import MemoryOptions
-from sebp_edge.models.adaptation import attach, trainable
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.batches import Collator, pack
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.training import teacher as teachers_module
-from sebp_edge.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
 from sebp_edge.values.example import Example
 
 VOCABULARY = 320

@@ -7,14 +7,14 @@ from failing_memory import RECIPE as SMALL
 from safetensors.torch import load_file
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.engine.models.adaptation import load
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.sparse.rows.schedule import make_schedules
+from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.events import Evaluated, TrainingStarted, silent
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
-from sebp_edge.models.adaptation import load
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.sparse.rows.schedule import make_schedules
-from sebp_edge.training.evaluation import HeldOutLoss, evaluate
-from sebp_edge.training.recovery import RecoveringLearner
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)

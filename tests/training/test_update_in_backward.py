@@ -7,18 +7,18 @@ import torch
 from builders import limit_rows, make_llama, make_step, outlined, train
 from model_families import MODELS
 
+from sebp_edge.engine.models.adaptation import snapshot
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training import update_in_backward
+from sebp_edge.engine.training.loop import Trainer
+from sebp_edge.engine.training.losses import RowLosses
+from sebp_edge.engine.training.recovery import RecoveringLearner
+from sebp_edge.engine.training.update import Update
+from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
-from sebp_edge.models.adaptation import snapshot
 from sebp_edge.ops import adamw_
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training import update_in_backward
-from sebp_edge.training.loop import Trainer
-from sebp_edge.training.losses import RowLosses
-from sebp_edge.training.recovery import RecoveringLearner
-from sebp_edge.training.update import Update
-from sebp_edge.training.update_in_backward import UpdateInBackward
 from sebp_edge.values.example import Example
 
 RECIPE = Recipe(

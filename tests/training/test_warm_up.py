@@ -8,13 +8,13 @@ import torch
 from builders import evaluated, make_examples, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
+from sebp_edge.engine.memory.guard import MemoryGuard
+from sebp_edge.engine.models.adaptation import snapshot
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.training.evaluation import evaluate
+from sebp_edge.engine.training.graphs import MicroBatchGraphs
+from sebp_edge.engine.training.loop import Trainer
 from sebp_edge.events import MemoryProbed
-from sebp_edge.memory.guard import MemoryGuard
-from sebp_edge.models.adaptation import snapshot
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.training.evaluation import evaluate
-from sebp_edge.training.graphs import MicroBatchGraphs
-from sebp_edge.training.loop import Trainer
 from sebp_edge.values.example import Example
 
 pytestmark = pytest.mark.usefixtures("plain_graphs", "free_captures")

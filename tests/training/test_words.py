@@ -16,19 +16,19 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from sebp_edge import Personalizer
+from sebp_edge.engine.models.completion import complete_text
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training import run
+from sebp_edge.engine.training.checkpoint import CheckpointFiles, RunState
+from sebp_edge.engine.training.comparison import compare_words, t_quantile
+from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.training.loop import TrainingProgress
+from sebp_edge.engine.training.scoring import scoring
+from sebp_edge.engine.training.words import MIN_PROBABILITY, WordReader
 from sebp_edge.events import silent
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_texts
-from sebp_edge.models.completion import complete_text
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.training import run
-from sebp_edge.training.checkpoint import CheckpointFiles, RunState
-from sebp_edge.training.comparison import compare_words, t_quantile
-from sebp_edge.training.evaluation import HeldOutLoss, evaluate
-from sebp_edge.training.loop import TrainingProgress
-from sebp_edge.training.scoring import scoring
-from sebp_edge.training.words import MIN_PROBABILITY, WordReader
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import Example
 

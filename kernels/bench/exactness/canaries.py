@@ -27,7 +27,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.store.history import read_history, write_history
 
-SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
+SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/engine/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
 NOTE = "canaries.md"
 # The number of sentences that a canary is ranked among, itself included.
 CANDIDATES = 128

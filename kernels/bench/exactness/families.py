@@ -33,14 +33,14 @@ import evidence
 from memory.budgets import write_texts
 from models import SHAPES, published_sizes
 from sebp_edge import Personalizer, Recipe, SebpEdgeError
+from sebp_edge.engine.models.adaptation import snapshot
+from sebp_edge.engine.models.architecture import head_size_of
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.sparse.rows.schedule import Group
+from sebp_edge.engine.training.learner import Outcome
+from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.events import Event, GraphCaptured, Notice
-from sebp_edge.models.adaptation import snapshot
-from sebp_edge.models.architecture import head_size_of
-from sebp_edge.sparse.rows.batches import Collator
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.sparse.rows.schedule import Group
-from sebp_edge.training.learner import Outcome
-from sebp_edge.training.recovery import RecoveringLearner
 from sebp_edge.values.example import Example
 from speed.end_to_end import make_folder
 
@@ -63,7 +63,7 @@ NARROW = {
 FAMILIES = [name for name, shape in SHAPES.items() if "exactness" in shape]
 SOURCES = (
     *evidence.STEP,
-    *(f"sebp_edge/{part}" for part in ("models", "lessons", "values", "personalizer.py", "recipe.py")),
+    *(f"sebp_edge/{part}" for part in ("engine/models", "lessons", "values", "personalizer.py", "recipe.py")),
     *(f"kernels/bench/{file}" for file in ("memory/budgets.py", "models.py", "shapes.toml", "speed/end_to_end.py")),
     __file__,
 )

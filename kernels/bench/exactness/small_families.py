@@ -34,10 +34,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 import side_by_side
 from sebp_edge import sparsify
+from sebp_edge.engine.models.small_copy import NUM_EXPERTS, NUM_EXPERTS_PER_TOKEN, WINDOW
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
-from sebp_edge.models.small_copy import NUM_EXPERTS, NUM_EXPERTS_PER_TOKEN, WINDOW
 from sebp_edge.research import ActiveTokens, Hoisted, RowPlan
-from sebp_edge.sparse.rows.row_plan import IGNORE
 
 TOLERANCE, TOLERANCE_FP32, TIMES_DENSE = 1e-6, 2e-4, 3
 # In seconds, for one family.
@@ -121,7 +121,7 @@ def main() -> None:
     families = options.only or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     rows = [evidence.show(row) for row in side_by_side.run(measure, families, options.processes)]
     rows.sort(key=lambda row: row["family"])
-    sources = (*evidence.STEP, "sebp_edge/models", "kernels/bench/side_by_side.py", __file__)
+    sources = (*evidence.STEP, "sebp_edge/engine/models", "kernels/bench/side_by_side.py", __file__)
     evidence.record("small-families", sources, rows, options.record, on_cpu=True)
     sys.exit(any("wrong" in row.values() for row in rows))
 

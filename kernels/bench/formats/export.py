@@ -26,17 +26,17 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.fingerprint import fingerprint
+from sebp_edge.engine.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
+from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.events import silent
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.source import Source
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.fingerprint import fingerprint
-from sebp_edge.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
-from sebp_edge.models.lora import LoraAdapter
 from sebp_edge.store.record import RECORD, AdapterRecord
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
-SOURCES = ("sebp_edge/export", "sebp_edge/models/gguf", "sebp_edge/models", __file__)
+SOURCES = ("sebp_edge/export", "sebp_edge/engine/models/gguf", "sebp_edge/engine/models", __file__)
 _SECONDS_BETWEEN_SAMPLES = 0.02
 
 

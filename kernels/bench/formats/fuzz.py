@@ -28,10 +28,10 @@ from formats import note_exports
 from formats.chat_exports import WRITERS, make_messages
 from formats.damage import damage, damage_values
 from sebp_edge import AdapterStore, Personalizer, Recipe, SebpEdgeError
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.machine.process import peak_resident, resident
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import local_tokenizer
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.start import latest_history
 from sebp_edge.run.texts_comparison import compare_with_active

@@ -25,19 +25,19 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.fingerprint import file_fingerprint
+from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.quantised import TYPES, QuantType, dequantise
+from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.fingerprint import file_fingerprint
-from sebp_edge.models.gguf.families import GgufModel
-from sebp_edge.models.gguf.quantised import TYPES, QuantType, dequantise
-from sebp_edge.models.loading import local_tokenizer, model_from_config
 
 SOURCES = (
-    "sebp_edge/models/gguf",
+    "sebp_edge/engine/models/gguf",
     "sebp_edge/machine/devices.py",
-    "sebp_edge/models/gguf_base.py",
-    "sebp_edge/models/loading.py",
+    "sebp_edge/engine/models/gguf_base.py",
+    "sebp_edge/engine/models/loading.py",
     __file__,
 )
 NUM_WEIGHTS = 2**25
@@ -47,8 +47,8 @@ import gc, json, sys, time
 import torch
 from formats import gguf_loading
 from sebp_edge.machine import devices
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
 file, threads, in_4bit, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True", sys.argv[4]

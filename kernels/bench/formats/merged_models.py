@@ -28,21 +28,21 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from formats.export import write_adapter
 from sebp_edge import Recipe
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model, local_tokenizer, without_progress_bars
 from sebp_edge.events import silent
 from sebp_edge.export.formats import Merged
 from sebp_edge.export.mlx_lm import what_it_lacks
 from sebp_edge.export.read_back import CPU, BaseComparison
 from sebp_edge.export.settings import check_settings
 from sebp_edge.export.source import Source
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.loading import load_base_model, local_tokenizer, without_progress_bars
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.reading import Reading
 
 SOURCES = (
     "sebp_edge/export",
-    "sebp_edge/models",
+    "sebp_edge/engine/models",
     "kernels/bench/formats/export.py",
     "kernels/bench/formats/loss_elsewhere.py",
     __file__,

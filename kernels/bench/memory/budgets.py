@@ -85,7 +85,10 @@ TINY = [Run("tiny", "tiny", "lora", False, "3GB", NOTES), Run("tiny-too-small", 
 # The command line and the stores are left out, since they use no GPU memory.
 SOURCES = (
     *evidence.STEP,
-    *(f"sebp_edge/{part}" for part in ("machine", "models", "lessons", "values", "personalizer.py", "recipe.py")),
+    *(
+        f"sebp_edge/{part}"
+        for part in ("machine", "engine/models", "lessons", "values", "personalizer.py", "recipe.py")
+    ),
     *(f"kernels/bench/{file}" for file in ("lengths.json", "models.py", "shapes.toml", "speed/end_to_end.py")),
     __file__,
 )

@@ -20,7 +20,12 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 
 NOTES = evidence.ROOT / "examples" / "notes"
-PREPARED = ("sebp_edge/reading", "sebp_edge/lessons", "sebp_edge/run/preparation.py", "sebp_edge/memory/choosing.py")
+PREPARED = (
+    "sebp_edge/reading",
+    "sebp_edge/lessons",
+    "sebp_edge/run/preparation.py",
+    "sebp_edge/engine/memory/choosing.py",
+)
 SOURCES = (*PREPARED, NOTES, __file__)
 KINDS = {"plain": "", "with emoji": " 🙂"}
 STAGES = ("comparing", "tokenising", "planning")

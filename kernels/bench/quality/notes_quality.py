@@ -21,7 +21,7 @@ from sebp_edge import AdapterStore, AdaptResult, Personalizer, Recipe
 from sebp_edge.machine.devices import pick_device
 from sebp_edge.reading.formats import FORMATS
 
-SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
+SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/engine/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
 
 
 def main(arguments: list[str] | None = None) -> None:

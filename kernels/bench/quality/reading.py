@@ -35,8 +35,8 @@ from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.terms import is_small
 from sebp_edge.ask.wording import end_ids, prompt_for, shown
+from sebp_edge.engine.models.generation import answer_all
 from sebp_edge.machine.devices import pick_device
-from sebp_edge.models.generation import answer_all
 from sebp_edge.values.documents import Document
 
 SOURCES = (

@@ -23,16 +23,16 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from models import TINY, known_config, make_model
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.batches import pack
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.sparse.rows.share_beginnings import share_beginnings
+from sebp_edge.engine.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
+from sebp_edge.engine.training.update import Update
 from sebp_edge.events import silent
 from sebp_edge.ops.measure import relative_error
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.batches import pack
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.sparse.rows.share_beginnings import share_beginnings
-from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
-from sebp_edge.training.update import Update
 from sebp_edge.values.example import Example
 from speed.trainers.timer import seconds
 
@@ -40,7 +40,7 @@ NOTE_TOKENS, QUESTIONS, QUESTION_TOKENS, ANSWER_TOKENS = 200, 10, 12, 16
 NOTES, WARM_UPS, TURNS, STEPS_PER_TURN = (1, 2, 4), 1, 9, 4
 # No update changes the weights, which the gradients of other batches are compared at.
 LEARNING_RATE = 0.0
-SOURCES = (*evidence.STEP, "sebp_edge/models", "kernels/bench/models.py", __file__)
+SOURCES = (*evidence.STEP, "sebp_edge/engine/models", "kernels/bench/models.py", __file__)
 
 
 def main(arguments: list[str] | None = None) -> None:

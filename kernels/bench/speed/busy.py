@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge.basics.children import ending_with_this
 
-SOURCES = ("sebp_edge/machine", "sebp_edge/models", "sebp_edge/run", __file__)
+SOURCES = ("sebp_edge/machine", "sebp_edge/engine/models", "sebp_edge/run", __file__)
 # By way: what it changes in the environment of the process.
 SPINS = "SEBP_EDGE_BENCH_SPINS"
 WAYS = {

@@ -30,19 +30,19 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from models import known_config
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.completion import complete_text
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.loading import local_tokenizer
+from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge.engine.models.vocabulary import Vocabulary
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.model_weights import MergedWeights
 from sebp_edge.lessons.prompts import encode_texts
-from sebp_edge.models.catalog import resolve
-from sebp_edge.models.completion import complete_text
-from sebp_edge.models.decoding import Decoder
-from sebp_edge.models.gguf.families import GgufModel
-from sebp_edge.models.loading import local_tokenizer
-from sebp_edge.models.sampling import Sampling
-from sebp_edge.models.vocabulary import Vocabulary
 
-SOURCES = ("sebp_edge/models", "sebp_edge/lessons/prompts.py", __file__)
+SOURCES = ("sebp_edge/engine/models", "sebp_edge/lessons/prompts.py", __file__)
 SHORT, LONG, REST, NEW, CONTEXT = 32, 400, 50, 32, 200
 
 # Takes a prompt and a number of new tokens; returns these, and when each was there, in seconds since the call began.

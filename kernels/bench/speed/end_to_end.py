@@ -42,7 +42,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from models import known_config, make_model
-from sebp_edge.models import loading
+from sebp_edge.engine.models import loading
 from sebp_edge.reading.formats import FORMATS
 
 NOTES = evidence.ROOT / "examples" / "notes"

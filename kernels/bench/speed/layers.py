@@ -19,7 +19,7 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from sebp_edge.models.lora import plain_projection
+from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
 from sebp_edge.ops.measure import relative_error
 from sebp_edge.ops.timing import milliseconds
@@ -30,7 +30,7 @@ NUM_ROWS = (4096, 16384)
 SHARES = (0.015, 0.05, 0.2, 0.5)
 PATTERNS = ("random", "1 span", "8 spans", "32 spans")
 RANK = 16
-SOURCES = (*evidence.OPS, "sebp_edge/models/lora.py", "kernels/bench/speed/graph_time.py", __file__)
+SOURCES = (*evidence.OPS, "sebp_edge/engine/models/lora.py", "kernels/bench/speed/graph_time.py", __file__)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from models import known_config
 from speed.end_to_end import COMMAND, NOTES, TINY_MODEL, ensure_model_folder
 
 FRAME, WORK = 1 / 60, 0.004  # in seconds
-SOURCES = ("sebp_edge/run", "sebp_edge/training", "sebp_edge/machine", __file__)
+SOURCES = ("sebp_edge/run", "sebp_edge/engine/training", "sebp_edge/machine", __file__)
 # What the training is asked for; None without one.
 ON_CPU = {"no training": None, "training": [], "--threads 1": ["--threads", "1"], "--polite": ["--polite"]}
 ON_GPU = {"no training": None, "training": []} | {f"--gpu-share {n}": ["--gpu-share", str(n)] for n in (75, 50, 25)}

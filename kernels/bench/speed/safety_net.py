@@ -22,10 +22,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from models import TINY, known_config, make_model
 from sebp_edge import sparsify
+from sebp_edge.engine.sparse.copy_trial import find_copy_mismatch
+from sebp_edge.engine.sparse.rows.batches import Batch
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.sparse.copy_trial import find_copy_mismatch
-from sebp_edge.sparse.rows.batches import Batch
-from sebp_edge.sparse.rows.row_plan import IGNORE
 from speed.trainers.timer import peak_bytes, seconds
 
 ROUNDS, PASSES, TEXT_TOKENS = 3, 5, 26
@@ -37,7 +37,7 @@ HANDLES = {
 SOURCES = (
     *evidence.STEP,
     "kernels/bench/speed/trainers/timer.py",
-    "sebp_edge/models",
+    "sebp_edge/engine/models",
     "kernels/bench/models.py",
     __file__,
 )

@@ -30,7 +30,7 @@ from sebp_edge.events import finite
 from sebp_edge.serve.client import Client
 
 NOTES = Path(__file__).parents[3] / "examples" / "notes"
-SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/training", __file__)
+SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/engine/training", __file__)
 TEXTS = {"paths": [str(NOTES)], "device": "cpu"}
 ADAPT = TEXTS | {"name": "notes"}
 # Phases whose first event a job is cancelled at: of many texts, of few with an adapter of them, and of an export.

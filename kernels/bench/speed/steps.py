@@ -24,24 +24,24 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.engine.memory.refusal import refuse_if_too_big
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.adaptation import attach
+from sebp_edge.engine.models.architecture import head_size_of
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve_config
+from sebp_edge.engine.models.hub_cache import local_folder
+from sebp_edge.engine.models.loading import BaseModel, load_base_model, local_tokenizer, model_from_config
+from sebp_edge.engine.models.lora import without_adapter
+from sebp_edge.engine.sparse.hoist import ATTENTION
+from sebp_edge.engine.sparse.rows.batches import Batch
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.training.autograd_queue import AutogradQueue
 from sebp_edge.errors import OptionError, RecipeError, SebpEdgeError, TextsError
 from sebp_edge.lessons.examples import encode
 from sebp_edge.machine.devices import clear_frames, pick_device, pick_dtype, release_memory
-from sebp_edge.memory.refusal import refuse_if_too_big
-from sebp_edge.memory.shape_reader import read_shape
-from sebp_edge.models.adaptation import attach
-from sebp_edge.models.architecture import head_size_of
-from sebp_edge.models.catalog import DEFAULT_MODEL, resolve_config
-from sebp_edge.models.hub_cache import local_folder
-from sebp_edge.models.loading import BaseModel, load_base_model, local_tokenizer, model_from_config
-from sebp_edge.models.lora import without_adapter
 from sebp_edge.ops import runs_flash_attention
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.hoist import ATTENTION
-from sebp_edge.sparse.rows.batches import Batch
-from sebp_edge.sparse.rows.row_plan import IGNORE
-from sebp_edge.training.autograd_queue import AutogradQueue
 from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import ModelReference
 from speed.trainers.reference import loss_and_gradients, references
@@ -55,7 +55,7 @@ LOSS_TOLERANCE = 2e-2
 ROUNDS, STEPS_PER_ROUND = 3, 2
 # Tokens of a paragraph of real notes: the median and the 90th percentile.
 MEDIAN_LENGTH, NINETIETH_LENGTH = 30, 90
-SOURCES = (*evidence.STEP, "sebp_edge/models", "kernels/bench/speed/trainers", __file__)
+SOURCES = (*evidence.STEP, "sebp_edge/engine/models", "kernels/bench/speed/trainers", __file__)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,14 +4,14 @@ import random
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed, Sink
-from sebp_edge.models.loading import BaseModel
 from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, sparsity_of
 from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.analysis.report import render_page
-from sebp_edge.sparse.rows.batches import Collator
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.engine.models.architecture import blocks_of, is_linear, layers_after_attention, reads_first_token
 from sebp_edge.errors import ModelError
-from sebp_edge.models.architecture import blocks_of, is_linear, layers_after_attention, reads_first_token
 from sebp_edge.ops import nonzero_rows, row_norms
 from sebp_edge.research.analysis.objectives import Objective
 from sebp_edge.research.rules.histogram import LogHistogram

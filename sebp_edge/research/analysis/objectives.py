@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sebp_edge.engine.models.architecture import reads_first_token
+from sebp_edge.engine.sparse.rows.batches import Batch, Collator
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.errors import ModelError
-from sebp_edge.models.architecture import reads_first_token
-from sebp_edge.sparse.rows.batches import Batch, Collator
-from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.values.example import Example
 
 EVERY_TOKEN, TRAINED_TOKENS, CLASSES = "every token", "trained tokens", "random classes"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from sebp_edge.engine.models.architecture import inner_model
+from sebp_edge.engine.models.lora import has_adapter
 from sebp_edge.errors import OptionError, SparsityError, suggest
-from sebp_edge.models.architecture import inner_model
-from sebp_edge.models.lora import has_adapter
 
 
 def layers_to_prune(model: nn.Module, m: int, names: Sequence[str] | None) -> dict[str, nn.Linear]:

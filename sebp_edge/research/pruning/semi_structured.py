@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.sparse import to_sparse_semi_structured
 
+from sebp_edge.engine.sparse.patches.patch import Patch
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import release_memory
-from sebp_edge.sparse.patches.patch import Patch
 
 # What torch requires: a layer's outputs and inputs are multiples of this.
 _MULTIPLE = 16

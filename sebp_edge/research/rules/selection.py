@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.engine.sparse.rows.row_rule import DroppedRows, RowRule
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import ActiveRows, Selector, detect, row_norms, select_rows
 from sebp_edge.research.rules import row_rules
-from sebp_edge.sparse.rows.row_rule import DroppedRows, RowRule
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from sebp_edge.models import fp8
+from sebp_edge.engine.models import fp8
 from speed.trainers import four_bit, variants
 from speed.trainers.attention import VARLEN
 from speed.trainers.steps import Variant

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from sebp_edge.models.four_bits import NF4_BYTES
+from sebp_edge.engine.models.four_bits import NF4_BYTES
 from speed.trainers.work import Job, shape_config
 
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from sebp_edge.sparse.rows.batches import Batch
+from sebp_edge.engine.sparse.rows.batches import Batch
 from speed.trainers import four_bit
 from speed.trainers.arms import ARMS, Arm
 from speed.trainers.reference import Reference, loss_and_gradients, read_references, references, save_references

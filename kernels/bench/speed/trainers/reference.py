@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.sparse.rows.batches import Batch
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.sparse.rows.batches import Batch
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from speed.trainers.steps import Step
 from speed.trainers.work import Job
 

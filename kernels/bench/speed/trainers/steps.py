@@ -14,14 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.batches import Batch
+from sebp_edge.engine.training.captured_gradients import CapturedGradients
+from sebp_edge.engine.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
+from sebp_edge.engine.training.update import Update
 from sebp_edge.events import silent
 from sebp_edge.recipe import Recipe
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.batches import Batch
-from sebp_edge.training.captured_gradients import CapturedGradients
-from sebp_edge.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
-from sebp_edge.training.update import Update
 
 LEARNING_RATE = 1e-5
 MOMENTS = {torch.uint8: "8 bits", torch.bfloat16: "bf16", torch.float32: "fp32"}

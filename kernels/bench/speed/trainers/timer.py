@@ -14,8 +14,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from sebp_edge.engine.sparse.rows.batches import Batch
 from sebp_edge.machine.devices import release_memory, synchronize
-from sebp_edge.sparse.rows.batches import Batch
 from speed.trainers.steps import Step, Variant
 
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sebp_edge.models.lora import without_adapter
-from sebp_edge.sparse.hoist import Hoisted
-from sebp_edge.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.sparse.rows.batches import Batch
-from sebp_edge.sparse.rows.row_plan import IGNORE, RowPlan
-from sebp_edge.sparse.sparsify import Sparsified
+from sebp_edge.engine.models.lora import without_adapter
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.engine.sparse.rows.batches import Batch
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.engine.sparse.sparsify import Sparsified
 from speed.trainers.steps import Compiled, Graphed, Ours, OursWithTorchsAdamW, Packed, Variant, adamw_8bit
 
 # Captured and compiled steps have token counts that are multiples of this.

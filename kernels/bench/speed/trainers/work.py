@@ -20,9 +20,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sebp_edge.models.catalog import bundled_config, resolve
-from sebp_edge.sparse.rows.batches import Batch, Collator
-from sebp_edge.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.models.catalog import bundled_config, resolve
+from sebp_edge.engine.sparse.rows.batches import Batch, Collator
+from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
 from speed.trainers import four_bit
 

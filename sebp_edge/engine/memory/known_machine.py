@@ -1,0 +1,82 @@
+"""What is known of this machine without torch: the target of a plan, as a process with torch once found it."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
+from shutil import which
+
+from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, write_cache
+from sebp_edge.basics.version import __version__
+from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.models.four_bits import has_bitsandbytes
+from sebp_edge.machine.host import free_host_memory, nvidia_smi, parse_use
+
+_FILE = "machine.json"
+# Bytes of a process that has imported torch and all that a training needs on the CPU: 0.46 to 0.51 GB were measured.
+HOST_CONTEXT = 510_000_000
+
+
+@dataclass(frozen=True)
+class _KnownTarget:
+    """A target in JSON, with the UUID of its GPU; "" for none."""
+
+    device: str
+    dtype: str
+    has_kernels: bool
+    has_bitsandbytes: bool
+    rate: float
+    context: int
+    gpu: str = ""
+
+
+def recall_machine(device: str | None) -> tuple[Target, int] | None:
+    """Returns a device to plan for, and the bytes that are free on it now; None if torch must find that out.
+
+    A CPU that torch has not measured yet is known well enough, but for its speed.
+    """
+    known = _read().get(device or "default")
+    try:
+        known = parse_dataclass(known, _KnownTarget)
+    except (ValueError, TypeError):
+        is_only_one = device is None and sys.platform != "darwin" and not which("nvidia-smi")
+        if device != "cpu" and not is_only_one:
+            return None
+        return Target("cpu", "float32", False, has_bitsandbytes(), None, HOST_CONTEXT), free_host_memory()
+    host = free_host_memory()
+    target = Target(**asdict(known) | {"has_bitsandbytes": has_bitsandbytes(), "gpu": None})
+    if not known.gpu:
+        return target, host
+    free = parse_use(nvidia_smi("--query-gpu=uuid,memory.free"), known.gpu)
+    return None if free is None else (replace(target, host=host), free)
+
+
+def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
+    """Keeps what torch found.
+
+    Args:
+        targets: the device by its name, and as "default" if it is.
+        gpu: the UUID of the GPU.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    kept = [one.name for one in fields(_KnownTarget)]
+    found = {
+        name: {key: value for key, value in vars(target).items() if key in kept} | {"gpu": gpu}
+        for name, target in targets.items()
+    }
+    write_cache(_FILE, json.dumps({"versions": _versions(), "devices": _read() | found}))
+
+
+def _read() -> dict:
+    try:
+        known = read_json(cache_folder() / _FILE)
+        return known["devices"] if known["versions"] == _versions() else {}
+    except (OSError, ValueError, LookupError):
+        return {}
+
+
+def _versions() -> list[str]:
+    """Returns what decides what torch finds: a folder of packages, and their versions."""
+    return [sys.prefix, __version__, version("torch")]

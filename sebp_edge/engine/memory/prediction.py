@@ -1,0 +1,162 @@
+"""Predicts the peak memory of a training from a decoder's shape.
+
+Weights, adapter, gradients and moments follow from the number of parameters; `activations` counts what
+the largest micro-batch adds. The rest is memory that allocators hold in addition to tensors, and a reserve.
+"""
+
+from dataclasses import replace
+
+from sebp_edge.engine.memory.activations import Activations
+from sebp_edge.engine.memory.footprint import Footprint
+from sebp_edge.engine.memory.memory_options import MAX_GRADIENTS_AT_ONCE
+from sebp_edge.engine.memory.setup import TrainingSetup
+from sebp_edge.engine.models.four_bits import NF4_BYTES
+from sebp_edge.engine.sparse.patches.counts import FP32, has_one_gradient
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+
+# cuBLAS workspaces in torch's allocator, for a training's two streams; sizes on an H100, smaller on other GPUs.
+CUBLAS_WORKSPACES = 2 * 32 * 2**20
+# Margins for errors of the count. Weights on a GPU are only rounded up, each to whole pages. The host's heap also keeps
+# freed memory: measured peaks on a CPU exceeded the count by 11 to 27 % of activations, loss and context.
+RESERVE, RESERVE_OF_WEIGHTS, RESERVE_OF_HEAP = 0.04, 0.01, 0.3
+# Fragmentation of torch's allocator, in units of a micro-batch's widest tensor. Measured in the graph pools of 3B
+# models on an H100: 2.9 (LoRA, 4,096 tokens), 2.9 (2,546 tokens, with checkpoints), 2.9 (4 bits).
+FRAGMENTS_OF_WIDEST = 3
+# Partly used segments of 20 MiB, on the two streams and in the graphs' pool, as many as a small model has.
+PARTIAL_SEGMENTS = 4 * 20 * 2**20
+
+
+def predict_footprint(
+    setup: TrainingSetup,
+    trained: list[Bucket],
+    evaluated: list[Bucket],
+    context: int,
+    *,
+    num_trainings: int = 1,
+) -> Footprint:
+    """Predicts the footprint of a training.
+
+    Args:
+        trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
+            be left out.
+        context: bytes of the process outside torch's allocator.
+        num_trainings: the number of trainings; the best state of each is kept.
+    """
+    activations = Activations(setup)
+    steps = [activations.step(sizes) for sizes in trained]
+    # An evaluation's micro-batches may be filled up to a bucket of the training.
+    evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
+    if not setup.on_gpu:  # else on the host
+        evaluations = [replace(peak, activations=peak.activations + _set_aside(setup)) for peak in evaluations]
+    largest = max(steps + evaluations, key=lambda peak: peak.total)
+    parts = {
+        "weights": _weights(setup),
+        "adapter": _adapter(setup, num_trainings),
+        "gradients": _gradients(setup),
+        "optimizer": _moments(setup),
+        "activations": largest.activations + _one_matrix(setup) + max(map(activations.in_fp8, (*trained, *evaluated))),
+        "loss": largest.loss,
+        "graphs": _graphs(setup, max(trained)),
+    }
+    return Footprint(**parts, context=context, reserve=_reserve(setup, parts, context))
+
+
+def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: int = 1) -> int:
+    """Returns the bytes of host memory that a training on a GPU uses; 0 on the CPU, where the footprint includes them.
+
+    It holds the states to restore, the offloaded inputs, and one more state while the best one is replaced, or what is
+    set aside.
+    """
+    if not setup.on_gpu:
+        return 0
+    state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
+    offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
+    more = max(state, _set_aside(setup))
+    return num_states_kept(setup, num_trainings) * state + more + offloaded + _rounded_in_place(setup)
+
+
+def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
+    """Counts the states of the trained weights that are kept.
+
+    These are the first and the best of each training; with several full fine-tunings one more.
+    """
+    return 1 + num_trainings + (num_trainings > 1 and not setup.is_lora)
+
+
+def _weights(setup: TrainingSetup) -> int:
+    in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
+    loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
+    return loaded + setup.itemsize * setup.dequantised_parameters + (0 if setup.on_gpu else _rounded_in_place(setup))
+
+
+def _rounded_in_place(setup: TrainingSetup) -> int:
+    """Counts the matrices without an adapter that are rounded for a training, whose originals the host keeps."""
+    shape = setup.shape
+    return setup.itemsize * (shape.parameters - shape.linear_parameters) if setup.recipe.merge_for else 0
+
+
+def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
+    """Counts an adapter in fp32 with its copies in the base model's dtype; on the CPU also the states to restore."""
+    snapshots = 0 if setup.on_gpu else num_states_kept(setup, num_trainings) * FP32
+    return setup.num_trained * ((FP32 + setup.itemsize if setup.is_lora else 0) + snapshots) + setup.joined_bytes
+
+
+def _moments(setup: TrainingSetup) -> int:
+    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
+
+
+def _set_aside(setup: TrainingSetup) -> int:
+    """Counts what an adapter goes on from after its first epoch, while the state before that is evaluated."""
+    return FP32 * setup.num_trained + _moments(setup) if setup.is_lora else 0
+
+
+def _gradients(setup: TrainingSetup) -> int:
+    if setup.updates_in_backward:
+        return 0  # One exists at a time; the largest, the head's, is counted with the loss.
+    accumulated = FP32 * setup.num_trained
+    # Small gradients all exist at once before they are added (see `Update.take_gradients`).
+    one_by_one = setup.options.small_buffers or accumulated > MAX_GRADIENTS_AT_ONCE
+    return accumulated * (2 if setup.on_gpu and setup.is_hoisted and not one_by_one else 1)
+
+
+def _one_matrix(setup: TrainingSetup) -> int:
+    """Counts the largest matrix that is dequantised, or rounded in fp32; on the CPU 4 bits have another copy of it."""
+    if setup.recipe.merge_for:
+        itemsize = setup.itemsize + FP32
+    elif setup.recipe.load_in_4bit:
+        itemsize = setup.itemsize * (1 if setup.on_gpu else 2)
+    else:
+        return 0
+    blocks = setup.shape.blocks
+    if setup.options.dequantised_blocks == len(blocks):
+        return 0
+    return itemsize * max((linear.size for block in blocks for linear in block.linears.values()), default=0)
+
+
+def _graphs(setup: TrainingSetup, largest: Bucket) -> int:
+    """Counts what a GPU holds besides the largest run: cuBLAS workspaces and fragmentation."""
+    return CUBLAS_WORKSPACES + PARTIAL_SEGMENTS + _fragmentation(setup, largest) if setup.on_gpu else 0
+
+
+def _fragmentation(setup: TrainingSetup, sizes: Bucket) -> int:
+    """Counts the free blocks of torch's allocator that are too small to be used.
+
+    If all weights are trained, the head's gradient leaves a block that is large enough for other tensors, unless the
+    head is tied and its gradient waits for the embedding's. If the two do not share a tensor, the second needs a new
+    block.
+    """
+    head = 0 if setup.is_lora else setup.itemsize * setup.shape.head_parameters
+    activations, fragments = Activations(setup), 0
+    if setup.is_hoisted:
+        fragments = FRAGMENTS_OF_WIDEST * activations.widest(sizes) + activations.temporary(sizes)
+    if not setup.shape.is_tied:
+        return max(0, fragments - head)
+    return fragments if has_one_gradient(setup.shape) else fragments + head
+
+
+def _reserve(setup: TrainingSetup, parts: dict[str, int], context: int) -> int:
+    if setup.on_gpu:
+        weights = parts["weights"]
+        return int(RESERVE * (sum(parts.values()) - weights) + RESERVE_OF_WEIGHTS * weights)
+    on_heap = parts["activations"] + parts["loss"]
+    return int(RESERVE * (sum(parts.values()) - on_heap) + RESERVE_OF_HEAP * (on_heap + context))

@@ -1,0 +1,120 @@
+"""Attaches, saves, restores and detaches trained weights, whichever the method: LoRA or full fine-tuning."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from sebp_edge.engine.models.architecture import num_parameters
+from sebp_edge.engine.models.full import PRUNED, FullWeights
+from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.models.lora import LoraAdapter
+from sebp_edge.errors import AdapterError
+from sebp_edge.recipe import Recipe
+
+
+class Adaptation(Protocol):
+    """Trained weights on a base model.
+
+    Attributes:
+        model: the model to train and to generate with.
+        merge_for: the quantisation that it computes as, with or without the trained weights (see `Recipe.merge_for`).
+    """
+
+    model: nn.Module
+    merge_for: str | None
+
+    def save(self, folder: Path) -> None:
+        """Writes the trained weights into an existing folder, as safetensors."""
+
+    def disabled(self) -> AbstractContextManager:
+        """Context in which the model computes as the base model alone."""
+
+    def without_effect(self) -> AbstractContextManager:
+        """The same by the values of the weights only, so that graphs that were captured outside of it stay valid."""
+
+    def detach(self) -> None:
+        """Restores the base model."""
+
+
+def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
+    """Attaches fresh trainable weights to `base`, the same for the same seed."""
+    if recipe.method == "lora":
+        return LoraAdapter.fresh(base, recipe, seed)
+    return FullWeights.fresh(base)
+
+
+def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptation:
+    """Attaches saved weights to `base`.
+
+    Args:
+        merge_for: rounds a model with an adapter as `Recipe.merge_for` does.
+    """
+    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+        return LoraAdapter.from_folder(base, folder, merge_for)
+    if any((folder / name).is_file() for name in (*FullWeights.MARKERS, PRUNED)):
+        return FullWeights.from_folder(base, folder)
+    expected = ", ".join(LoraAdapter.MARKERS + FullWeights.MARKERS)
+    raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")
+
+
+def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
+    """Reads saved weights as a snapshot; `base`, which has no adapter, is unchanged."""
+    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+        return LoraAdapter.read_state(base, folder)
+    adaptation = load(base, folder)
+    try:
+        return snapshot(adaptation)
+    finally:
+        adaptation.detach()
+
+
+def saved_bytes(base: BaseModel, recipe: Recipe) -> int:
+    """Returns the size on disk of an adaptation's saved weights, in bytes."""
+    if recipe.method == "full":
+        return num_parameters(base.model) * base.dtype.itemsize
+    head = base.model.get_output_embeddings()
+    adapted = (layer for layer in base.model.modules() if isinstance(layer, nn.Linear) and layer is not head)
+    return sum(4 * recipe.with_defaults().r * (layer.in_features + layer.out_features) for layer in adapted)
+
+
+def trainable(adaptation: Adaptation) -> list[nn.Parameter]:
+    """Returns the trained parameters."""
+    return [parameter for parameter in adaptation.model.parameters() if parameter.requires_grad]
+
+
+def snapshot(adaptation: Adaptation) -> list[Tensor]:
+    """Copies the trained parameters to the CPU."""
+    return [parameter.detach().to("cpu", copy=True) for parameter in trainable(adaptation)]
+
+
+def restore(adaptation: Adaptation, state: list[Tensor]) -> None:
+    """Restores a snapshot, bit for bit."""
+    for parameter, value in zip(trainable(adaptation), state, strict=True):
+        parameter.data.copy_(value)
+
+
+def save_snapshots(adaptation: Adaptation, snapshots: Mapping[Path, list[Tensor]]) -> None:
+    """Writes snapshots into existing folders, as `save` writes the present state, which stays."""
+    if isinstance(adaptation, LoraAdapter):
+        for folder, state in snapshots.items():
+            adaptation.save(folder, state)
+        return
+    final = snapshot(adaptation) if snapshots else []
+    try:
+        for folder, state in snapshots.items():
+            restore(adaptation, state)
+            adaptation.save(folder)
+    finally:
+        if snapshots:
+            restore(adaptation, final)
+
+
+def restore_scaled(adapter: Adaptation, state: list[Tensor], scale: float) -> None:
+    """Restores a snapshot of a LoRA adapter, which then adds `scale` times as much to the weights."""
+    restore(adapter, state)
+    for name, parameter in adapter.model.named_parameters():
+        if parameter.requires_grad and "lora_B" in name:
+            parameter.data.mul_(scale)

@@ -1,0 +1,60 @@
+"""Loads an encoder with a classification head, for an analysis of its gradients; encoders cannot be adapted."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from sebp_edge.basics.files import read_json
+from sebp_edge.engine.models.architecture import ENCODERS
+from sebp_edge.engine.models.fingerprint import fingerprint
+from sebp_edge.engine.models.loading import (
+    FILES_ONLY,
+    BaseModel,
+    raising_model_error,
+    read_config,
+    without_progress_bars,
+)
+from sebp_edge.engine.models.soundness import refuse_missing_weights, refuse_non_finite, refuse_special_files
+from sebp_edge.errors import ModelError
+from sebp_edge.machine import devices
+from sebp_edge.values.model_reference import ModelReference
+
+# The modules between the last block and the classes. What a model's files lack of them gets random weights.
+_HEAD = {"pooler", "pre_classifier", "classifier"}
+
+
+def is_encoder(reference: ModelReference) -> bool:
+    """Whether a local folder has an encoder of a family whose classifier reads the first token."""
+    if reference.kind != "local":
+        return False
+    with raising_model_error(reference, "has a damaged config.json"):
+        config = read_json(Path(reference.location) / "config.json")
+    return config.get("model_type") in ENCODERS and not config.get("is_decoder", False)
+
+
+def load_encoder(reference: ModelReference, device: torch.device, seed: int) -> BaseModel:
+    """Loads the encoder in a local folder; `seed` draws the weights of a head that its files lack."""
+    folder, dtype = Path(reference.location), devices.pick_dtype(device)
+    config = read_config(reference, folder)
+    needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
+    with raising_model_error(reference, needs), without_progress_bars(), devices.forked_random_state(device):
+        refuse_special_files(reference.name, folder)
+        with torch.device("meta"):
+            on_meta = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        refuse_missing_weights(reference.name, on_meta, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
+        # BERT ends a text with a separator.
+        tokenizer.eos_token = tokenizer.eos_token or tokenizer.sep_token
+        torch.manual_seed(seed)
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, device_map={"": device}, output_loading_info=True, **FILES_ONLY
+        )
+        identity = fingerprint(type(model).__name__, folder)
+    missing = set(report["missing_keys"])
+    others = [name for name in missing if not _HEAD & set(name.split("."))]
+    if others:
+        raise ModelError(f"The model {reference.name!r} lacks {len(others)} of its weight tensors.")
+    with raising_model_error(reference, needs):
+        refuse_non_finite(reference.name, model, folder)
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, has_new_head=bool(missing))

@@ -1,0 +1,106 @@
+"""Turns a Hub id into a local folder: the cached one, or else a download.
+
+The Hub is contacted only to download a requested model. huggingface_hub obeys `HF_HOME`, `HF_HUB_OFFLINE` and
+`HF_TOKEN`.
+"""
+
+import errno
+import os
+from pathlib import Path
+
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    snapshot_download,
+)
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
+
+from sebp_edge.engine.models.catalog import bundled_config
+from sebp_edge.engine.models.hub_cache import cached_folder, has_weights
+from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
+from sebp_edge.values.model_reference import ModelReference
+
+# Safetensors only: other weight formats are pickles. Subfolders hold copies in other formats.
+_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+_UNWANTED = ["*/*", "consolidated*"]
+
+
+def config_folder(reference: ModelReference) -> Path:
+    """Returns a folder with the model's config.json; if the model is not cached, downloads only that file."""
+    cached = cached_folder(reference.location)
+    return cached or Path(_contact(reference, hf_hub_download, filename="config.json")).parent
+
+
+def config_path(reference: ModelReference) -> Path:
+    """Returns the path of a model's folder or config file.
+
+    Downloads the config if the model is neither local nor cached, and its config is not bundled.
+    """
+    if reference.kind != "hub":
+        return Path(reference.location)
+    return cached_folder(reference.location) or bundled_config(reference) or config_folder(reference)
+
+
+def model_folder(reference: ModelReference) -> Path:
+    """Returns a folder with the complete model; downloads it if it is not cached.
+
+    Raises:
+        ModelAccessError: the repository is gated, private or does not exist.
+        ModelOfflineError: it is not cached, and the Hub is unreachable or HF_HUB_OFFLINE is set.
+    """
+    cached = cached_folder(reference.location)
+    if cached is not None:
+        return cached
+    folder = Path(_contact(reference, snapshot_download, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    if not has_weights(folder):
+        raise ModelError(f"{reference.location} has no weights in the safetensors format; choose another model.")
+    return folder
+
+
+def _contact(reference: ModelReference, download, **options) -> str:
+    """Calls `download`; turns each failure into a ModelError or StorageError of one sentence."""
+    name = reference.location
+    if constants.HF_HUB_OFFLINE:
+        raise ModelOfflineError(
+            f"{name} is not in the cache ({constants.HF_HUB_CACHE}) and HF_HUB_OFFLINE is set; unset it to download, "
+            "or use the bundled model 'tiny'."
+        )
+    try:
+        # A metadata request fails at once, whereas a download retries for half a minute.
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
+        return download(name, **options)
+    except GatedRepoError as error:
+        alternative = f", or use the open model {reference.open_alternative!r}" if reference.open_alternative else ""
+        raise ModelAccessError(
+            f"{name} is gated: accept its licence at huggingface.co/{name}, then run 'hf auth login' "
+            f"or set HF_TOKEN{alternative}."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelAccessError(
+            f"The Hub has no model {name!r}, or it is private; check the name, or log in with 'hf auth login'."
+        ) from error
+    except RemoteEntryNotFoundError as error:
+        raise ModelError(f"{name} has no config.json, so transformers cannot load it; choose another model.") from error
+    except HfHubHTTPError as error:
+        raise _refusal(name, error.response.status_code) from error
+    except Exception as error:
+        # The network's errors differ with the version of huggingface_hub (httpx, httpx2) and with xet.
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise StorageError(f"{name} could not be downloaded: {os.strerror(error.errno)}.") from error
+        raise ModelOfflineError(
+            f"{name} is not on this machine and the Hub cannot be reached; check the network, "
+            "or use the bundled model 'tiny'."
+        ) from error
+
+
+def _refusal(name: str, status: int) -> ModelError:
+    if status in (401, 403):
+        return ModelAccessError(
+            f"The Hub refused access to {name} with the given token (HTTP {status}); log in again with "
+            "'hf auth login', or correct HF_TOKEN."
+        )
+    return ModelOfflineError(
+        f"The Hub returned HTTP {status} for {name}; try again later, or use the bundled model 'tiny'."
+    )

@@ -1,0 +1,131 @@
+"""What is known of models without torch: their shapes and tokenizers, as a process with torch once read them.
+
+Those of the models with short names ship; others are kept in the cache once they were read on this machine, by their
+files and the versions of the packages that read them.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, write_cache
+from sebp_edge.basics.version import __version__
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL, bundled_config
+from sebp_edge.engine.models.files_digest import files_digest
+from sebp_edge.engine.models.hub_cache import cached_folder
+from sebp_edge.engine.models.known_tokenizer import KnownTokenizer, TokenizerFacts
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, LinearShape
+from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
+
+BUNDLED = Path(__file__).parent / "configs" / "shapes.json"
+# The largest vocabularies take 17 MB; so many models are kept.
+_MAX_BYTES, _MAX_KEPT = 2**26, 8
+
+
+class KnownModel(NamedTuple):
+    """What a plan asks of a model."""
+
+    shape: DecoderShape
+    tokenizer: KnownTokenizer
+
+
+@dataclass(frozen=True)
+class _ShapeValues(DecoderSizes):
+    """A shape in JSON: blocks that are alike stand in it once."""
+
+    linears: dict
+    blocks: dict
+
+
+def recall_model(reference: ModelReference) -> KnownModel | None:
+    """Returns what is known of a model; None if it must be read first."""
+    is_there = reference.kind != "hub" or cached_folder(reference.location) is not None
+    if reference.kind == "bundled" or (not is_there and bundled_config(reference)):
+        known = read_json(BUNDLED)
+        name = Path(bundled_config(reference) or DEFAULT_MODEL).stem
+        tokenizer = parse_dataclass(known["tokenizer"], TokenizerFacts)
+        rust = Tokenizer.from_file(str(BUNDLED_FOLDER / "tokenizer.json"))
+        return KnownModel(shape_from(known["shapes"][name], reference.name), KnownTokenizer(tokenizer, rust))
+    file = _file_of(reference)
+    try:
+        if file is None:
+            return None
+        known = read_json(file, _MAX_BYTES)
+        facts, rust = parse_dataclass(known["tokenizer"], TokenizerFacts), Tokenizer.from_str(known["rust"])
+        return KnownModel(shape_from(known["shape"], reference.name), KnownTokenizer(facts, rust))
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def remember_model(reference: ModelReference, shape: DecoderShape, tokenizer) -> None:
+    """Keeps what was read of a model on this machine, unless it ships.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    file = _file_of(reference)
+    if reference.kind == "bundled" or file is None or not tokenizer.is_fast:
+        return
+    facts, rust = asdict(TokenizerFacts.of(tokenizer)), tokenizer.backend_tokenizer.to_str()
+    written = json.dumps({"shape": values_of(shape), "tokenizer": facts, "rust": rust})
+    write_cache(f"{file.parent.name}/{file.name}", written)
+    kept = sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    for old in kept[:-_MAX_KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def _file_of(reference: ModelReference) -> Path | None:
+    digest = files_digest(reference)
+    if digest is None:
+        return None
+    versions = (__version__, version("torch"), version("transformers"), digest)
+    return cache_folder() / "models" / f"{blake2b(' '.join(versions).encode(), digest_size=16).hexdigest()}.json"
+
+
+def values_of(shape: DecoderShape) -> dict:
+    """Returns a shape as JSON-ready values, without its name."""
+    distinct = shape.distinct_blocks
+    blocks = [{"linears": block.linears, "kind": block.kind and block.kind._asdict()} for block in distinct]
+    sizes = list(dict.fromkeys(shape.linears))
+    values = {name: value for name, value in vars(shape).items() if name in DecoderShape.__dataclass_fields__}
+    del values["name"]
+    return values | {
+        "linears": {"sizes": sizes, "order": [sizes.index(linear) for linear in shape.linears]},
+        "blocks": {"distinct": blocks, "order": shape.order},
+    }
+
+
+def shape_from(values: dict, name: str) -> DecoderShape:
+    """Returns a shape of the values of JSON.
+
+    Raises:
+        ValueError, LookupError: they are not those of a shape.
+    """
+    known = parse_dataclass(values, _ShapeValues)
+    try:
+        sizes = [LinearShape(*one) for one in known.linears["sizes"]]
+        distinct = [
+            Block({path: LinearShape(*size) for path, size in one["linears"].items()}, _kind(one["kind"]))
+            for one in known.blocks["distinct"]
+        ]
+    except (TypeError, AttributeError) as error:
+        raise ValueError("these are not the values of a shape") from error
+    return DecoderShape(
+        **vars(known)
+        | {
+            "name": name,
+            "linears": tuple(sizes[number] for number in known.linears["order"]),
+            "blocks": tuple(distinct[number] for number in known.blocks["order"]),
+        }
+    )
+
+
+def _kind(values: dict | None) -> BlockKind | None:
+    if values is None:
+        return None
+    return BlockKind(**{name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})

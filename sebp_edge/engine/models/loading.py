@@ -1,0 +1,322 @@
+"""Loads a base model and its tokenizer with transformers.
+
+Models are loaded from local folders and GGUF files only: the bundled folder, the user's own, or the Hub's cache. No
+remote code is run.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+from transformers.utils import logging as transformers_logging
+
+from sebp_edge.basics.files import read_json
+from sebp_edge.basics.stopping import Check
+from sebp_edge.engine.models import fp8, hub
+from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
+from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
+from sebp_edge.engine.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
+from sebp_edge.engine.models.hub_cache import tokenizer_folder
+from sebp_edge.engine.models.soundness import (
+    refuse_missing_weights,
+    refuse_non_finite,
+    refuse_special_files,
+    refuse_too_many_modules,
+)
+from sebp_edge.engine.models.vocabulary import Vocabulary
+from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
+from sebp_edge.machine import devices
+from sebp_edge.machine.fp8_support import refuse_without_fp8
+from sebp_edge.recipe import Recipe
+from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
+
+_META = torch.device("meta")
+# Never run code that comes with a model; without this, transformers prompts on the terminal.
+FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
+_NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
+_NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model in memory.
+
+    Attributes:
+        model: in evaluation mode, on `device`.
+        dtype: of its computation, and of its weights except those of linear layers if `in_4bit` or `in_fp8`.
+        fingerprint: identifies the base model; adapters record it.
+        has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
+    """
+
+    reference: ModelReference
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    dtype: torch.dtype
+    fingerprint: str
+    has_new_head: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        return self.model.num_parameters()
+
+    @property
+    def in_4bit(self) -> bool:
+        """Whether its linear layers are in 4 bits."""
+        return getattr(self.model, "is_loaded_in_4bit", False)
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether its linear layers are in FP8, those whose sizes are no multiples of 16 excepted."""
+        return fp8.is_in_fp8(self.model)
+
+    @property
+    def precision(self) -> str:
+        """The number format of its linear layers: "nf4" for 4 bits, "fp8", or the name of `dtype`."""
+        if self.in_4bit:
+            return "nf4"
+        return "fp8" if self.in_fp8 else str(self.dtype).removeprefix("torch.")
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of its tokens.
+
+        Raises:
+            ModelError: they are not known for this kind of tokenizer.
+        """
+        return Vocabulary(self.tokenizer, self.model.config.get_text_config().vocab_size)
+
+    @property
+    def pad_token_id(self) -> int:
+        """The token for padding."""
+        return pad_token_id_of(self.tokenizer, self.model)
+
+
+def pad_token_id_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
+    """Returns the token for padding.
+
+    Many models have no pad token, or one without an embedding; EOS serves as one, and the attention mask masks it.
+    """
+    known = model.get_input_embeddings().weight.shape[0]
+    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(token for token in tokens if token is not None and token < known)
+
+
+def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
+    """Refuses tokens without an embedding: on a GPU they would break CUDA for the whole process."""
+    known, largest = model.get_input_embeddings().weight.shape[0], max(input_ids, default=0)
+    if largest >= known:
+        raise ModelError(
+            f"The tokenizer returned token {largest}, but the model has embeddings for {known} tokens only; use the "
+            "model's own tokenizer."
+        )
+
+
+def load_base_model(
+    reference: ModelReference, recipe: Recipe, device: torch.device, check: Check = lambda: None
+) -> BaseModel:
+    """Loads the model that `reference` names.
+
+    Args:
+        check: called between its parts; may raise to end the loading.
+
+    Raises:
+        ModelError: it is not available, is no decoder, or its files are damaged.
+        MachineError: memory runs out, or this machine cannot run base models in 4 bits or in FP8.
+    """
+    if recipe.load_in_fp8:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        refuse_without_fp8(device.type, capability)
+    dtype = devices.pick_dtype(device)
+    options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
+    if recipe.load_in_4bit:
+        options |= _four_bit_options(device, dtype)
+    with without_progress_bars():
+        load = _load_gguf if reference.is_gguf else _load_folder
+        model, report, tokenizer, identity, folder = load(reference, options, check)
+    if report["missing_keys"]:
+        # transformers would initialise them randomly.
+        raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
+    check()
+    _make_exact(reference, model, device)
+    with raising_model_error(reference, _NEEDS):
+        refuse_non_finite(reference.name, model, folder)
+    if recipe.load_in_fp8:
+        fp8.quantise_(model)
+        if not fp8.is_in_fp8(model):
+            raise ModelError(
+                f"{reference.name!r} has no linear layer whose sizes are multiples of 16, as FP8 needs; leave out "
+                "load_in_fp8."
+            )
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
+
+
+def _load_folder(reference: ModelReference, options: dict, check: Check) -> tuple:
+    """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
+    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
+    config = _read_decoder_config(reference, folder)
+    if reference.kind == "hub":
+        folder = hub.model_folder(reference)
+    with raising_model_error(reference, _NEEDS):
+        refuse_special_files(reference.name, folder)
+        without_weights = _on_meta(config)
+        refuse_missing_weights(reference.name, without_weights, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
+        tokenizer("a")  # some damage shows only in use
+        _reserve_memory(without_weights, options)
+        check()
+        loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
+        check()
+        return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
+
+
+def _load_gguf(reference: ModelReference, options: dict, check: Check) -> tuple:
+    """Like `_load_folder`, from a GGUF file; there is no folder."""
+    config = _read_decoder_config(reference)
+    with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
+        file.forget_tokenizer()  # which is read by itself
+        without_weights = _on_meta(config)
+        weights = lazy_weights(file, without_weights, options["dtype"], check)
+        tokenizer = read_gguf_tokenizer(reference)
+        tokenizer("a")
+        check()
+        identity = file_fingerprint(file.path)
+        _reserve_memory(without_weights, options)
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
+        return *loaded, tokenizer, identity, None
+
+
+def _reserve_memory(without_weights: PreTrainedModel, options: dict) -> None:
+    """Makes torch's caching allocator reserve memory for each 16-bit weight separately, before they are loaded.
+
+    Otherwise transformers makes it reserve one segment for all of them. No part of it could be freed, and the memory of
+    weights that are later concatenated would be lost: a gigabyte for a 3B model.
+    """
+    device, dtype = options["device_map"][""], options["dtype"]
+    if device.type != "cuda" or "quantization_config" in options:
+        return
+    reserved = [torch.empty(weight.shape, dtype=dtype, device=device) for weight in without_weights.parameters()]
+    reserved.clear()
+
+
+def _on_meta(config) -> PreTrainedModel:
+    """Makes the model of a config without weights; allocates nothing."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def _four_bit_options(device: torch.device, dtype: torch.dtype) -> dict:
+    """Returns options that make transformers load linear layers in NF4 with quantised scales, all else in `dtype`."""
+    if not has_bitsandbytes():
+        raise MachineError(f"A base model in 4 bits needs bitsandbytes, which is not installed; run {INSTALL_4_BITS}.")
+    if device.type not in ("cuda", "cpu"):
+        raise MachineError(f"A base model in 4 bits runs on NVIDIA GPUs and CPUs, not on {device.type}; use 16 bits.")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+    )
+    return {"quantization_config": config}
+
+
+def _make_exact(reference: ModelReference, model: PreTrainedModel, device: torch.device) -> None:
+    """Prevents bitsandbytes from repacking 4-bit weights, as it may on CPUs, and refuses layers that it gets wrong."""
+    for layer in model.modules():
+        if not hasattr(layer, "support_avx512bf16_for_cpu"):
+            continue
+        # Weights repacked for inference pass no gradient, and their scales are rounded irreversibly.
+        layer.support_avx512bf16_for_cpu = False
+        # On the CPU, bitsandbytes 0.50 reads the blocks' scales of such a layer in the wrong order.
+        if device.type == "cpu" and layer.in_features % NF4_BLOCK:
+            raise ModelError(
+                f"{reference.name!r} has a layer with {layer.in_features} inputs, but 4 bits on the CPU are exact only "
+                f"for multiples of {NF4_BLOCK}; load it in 16 bits."
+            )
+
+
+@contextmanager
+def raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]:
+    """Context that turns errors of libraries about damaged files, bare Exceptions included, into a ModelError."""
+    try:
+        yield
+    except SebpEdgeError:
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise MachineError(
+            f"Out of memory while loading {reference.name!r}; choose a smaller model or close other programs."
+        ) from error
+    except BaseException as error:
+        # A panic in a Rust library is not an Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"The model {reference.name!r} {fault} ({type(error).__name__}).") from error
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Context without transformers' progress bars: an SDK must not draw on its host's terminal."""
+    enabled = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            transformers_logging.enable_progress_bar()
+
+
+def read_config(reference: ModelReference, path: Path):
+    """Reads and checks the config in a model's folder, or in a file."""
+    fault = "has an architecture unknown to this version of transformers, or a damaged config.json"
+    with raising_model_error(reference, fault):
+        refuse_too_many_modules(reference.name, read_json(path / "config.json" if path.is_dir() else path))
+        return AutoConfig.from_pretrained(path, **FILES_ONLY)
+
+
+def decoder_config(reference: ModelReference):
+    """Reads the config of the decoder that `reference` names, which need not be on this machine."""
+    return _read_decoder_config(reference, None if reference.is_gguf else hub.config_path(reference))
+
+
+def _read_decoder_config(reference: ModelReference, path: Path | None = None):
+    """Reads a config, and refuses one that is not a decoder's."""
+    if path is None:
+        with raising_model_error(reference, _NEEDS_GGUF):
+            config = read_gguf_config(reference)
+    else:
+        config = read_config(reference, path)
+    # Encoders have a causal-LM class too; they are recognised by a masked-LM class without `is_decoder`.
+    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:
+        raise ModelError(f"{reference.name!r} is a {config.model_type} model; expected a decoder that generates text.")
+    return config
+
+
+def model_from_config(
+    reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights."""
+    config = decoder_config(reference)
+    with raising_model_error(reference, "cannot be made from its config.json"), device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+
+
+def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
+    """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which gives more tokens."""
+    if reference.is_gguf:
+        with raising_model_error(reference, "has no tokenizer that can be loaded"):
+            return read_gguf_tokenizer(reference)
+    folder = tokenizer_folder(reference) or BUNDLED_FOLDER
+    with raising_model_error(reference, "has no tokenizer that can be loaded"):
+        return AutoTokenizer.from_pretrained(folder, **FILES_ONLY)

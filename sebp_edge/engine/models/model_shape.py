@@ -1,0 +1,45 @@
+"""Reads the sizes of a decoder from a model, which may be on "meta" without weights."""
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from sebp_edge.engine.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
+from sebp_edge.engine.models.shape import Block, DecoderShape, LinearShape
+
+
+def shape_of(model: PreTrainedModel, name: str) -> DecoderShape:
+    """Reads the shape of a model; the kinds of its blocks stay unknown."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    vocabulary, hidden = weight_MK(head).shape
+    return DecoderShape(
+        name=name,
+        parameters=num_parameters(model),
+        vocabulary=vocabulary,
+        hidden=hidden,
+        head_size=_head_size(model.config.get_text_config()),
+        longest=getattr(model.config, "max_position_embeddings", None),
+        is_tied=embedding.weight is head.weight,
+        has_plain_embedding=type(embedding) is nn.Embedding,
+        linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
+        blocks=tuple(
+            Block({path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)})
+            for block in blocks_of(model, guess=True)
+        ),
+    )
+
+
+def _is_linear(part: nn.Module) -> bool:
+    # Subclasses of torch's Linear, such as Falcon's, can be in 4 bits and get adapters too.
+    return is_linear(part) or isinstance(part, nn.Linear)
+
+
+def _sizes(layer: nn.Module) -> LinearShape:
+    outputs, inputs = weight_MK(layer).shape
+    return LinearShape(inputs, outputs)
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    try:
+        return head_size_of(config)
+    except (AttributeError, RuntimeError):  # without attention heads; transformers raises if layers differ
+        return 0

@@ -1,0 +1,183 @@
+"""The sizes of a decoder, as plain numbers, from which memory and time are computed before anything is loaded.
+
+`model_shape` reads them from a model. How a block runs on active rows (`BlockKind`) does not follow
+from the sizes; `sebp_edge.engine.memory.shape_reader` finds it. Imports no torch.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class LinearShape(NamedTuple):
+    """A linear layer's sizes: its numbers of input and output features."""
+
+    inputs: int
+    outputs: int
+
+    @property
+    def size(self) -> int:
+        return self.inputs * self.outputs
+
+
+class BlockKind(NamedTuple):
+    """How a block of a decoder's class runs on active rows.
+
+    Attributes:
+        attention_in, attention_out, mlp_in, mlp_out: its linear layers, by their paths in the block.
+        num_reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
+        num_norm_outputs: number of norm outputs that linear layers read.
+        num_norms: number of norms of hidden states.
+        has_fused_norms: whether all these norms run on our operation, on a GPU.
+        has_layer_norms: whether all these norms are torch's LayerNorms.
+        has_head_norms: whether queries and keys are normalised.
+        has_rotary: whether queries and keys are rotated.
+        has_fused_attention: whether its attention is replaced by ours (see `FusedAttention`).
+        has_softcap: whether that attention caps its scores, which kernels for common beginnings do not.
+        has_fused_mlp: whether its MLP's gate runs on our operation.
+    """
+
+    attention_in: tuple[str, ...]
+    attention_out: str
+    mlp_in: tuple[str, ...]
+    mlp_out: str
+    num_reads: int
+    num_norm_outputs: int
+    num_norms: int
+    has_fused_norms: bool
+    has_layer_norms: bool
+    has_head_norms: bool
+    has_rotary: bool
+    has_fused_attention: bool
+    has_softcap: bool
+    has_fused_mlp: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of a decoder's blocks. All attributes but `linears` and `parameters` need a known kind.
+
+    Attributes:
+        linears: its linear layers, by their paths in the block.
+        kind: how it runs on active rows; None if unknown.
+    """
+
+    linears: dict[str, LinearShape]
+    kind: BlockKind | None = None
+
+    @cached_property
+    def parameters(self) -> int:
+        """Parameters of its linear layers."""
+        return sum(linear.size for linear in self.linears.values())
+
+    @cached_property
+    def hidden(self) -> int:
+        """Size of a token's hidden state."""
+        return self.attention_out.outputs
+
+    @cached_property
+    def queries(self) -> int:
+        """Size of a token's queries, all heads together."""
+        return self.attention_out.inputs
+
+    @cached_property
+    def keys(self) -> int:
+        """Size of a token's keys, all heads together; its values have the same size."""
+        return (self._outputs(self.kind.attention_in) - self.queries) // 2
+
+    @cached_property
+    def intermediate(self) -> int:
+        """Input size of the MLP's last layer."""
+        return self.mlp_out.inputs
+
+    @cached_property
+    def gate_and_up(self) -> int:
+        """Output size of the MLP's first layers together: 2 `intermediate` with a gate, else `intermediate`."""
+        return self._outputs(self.kind.mlp_in)
+
+    @cached_property
+    def has_gate(self) -> bool:
+        return self.gate_and_up > self.intermediate
+
+    @cached_property
+    def attention_out(self) -> LinearShape:
+        return self.linears[self.kind.attention_out]
+
+    @cached_property
+    def mlp_out(self) -> LinearShape:
+        return self.linears[self.kind.mlp_out]
+
+    @cached_property
+    def mlp_in(self) -> list[LinearShape]:
+        return [self.linears[path] for path in self.kind.mlp_in]
+
+    def _outputs(self, paths: tuple[str, ...]) -> int:
+        return sum(self.linears[path].outputs for path in paths)
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    """The sizes of a decoder, without its layers.
+
+    Attributes:
+        parameters: of the whole model, a tied head counted once.
+        vocabulary, hidden: the head's sizes.
+        head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
+        longest: the longest sequence that the model takes, in tokens; None for no limit.
+        is_tied: whether head and embedding share their weight.
+        has_plain_embedding: whether the embedding only looks up rows.
+    """
+
+    parameters: int
+    vocabulary: int
+    hidden: int
+    head_size: int
+    longest: int | None
+    is_tied: bool
+    has_plain_embedding: bool
+
+
+@dataclass(frozen=True)
+class DecoderShape(DecoderSizes):
+    """The sizes of a decoder and of its blocks.
+
+    Attributes:
+        linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
+    """
+
+    name: str
+    linears: tuple[LinearShape, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the head, [vocabulary, hidden]."""
+        return self.vocabulary * self.hidden
+
+    @cached_property
+    def distinct_blocks(self) -> list[Block]:
+        """Its blocks without duplicates."""
+        return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The place of each block among the distinct ones."""
+        return [self.distinct_blocks.index(block) for block in self.blocks]
+
+    @cached_property
+    def is_hoisted(self) -> bool:
+        """Whether it is expected to run on active rows only; a trial before the training decides."""
+        return all(block.kind is not None for block in self.distinct_blocks)
+
+    @cached_property
+    def linear_parameters(self) -> int:
+        """Parameters of all linear layers except the head."""
+        return sum(linear.size for linear in self.linears)
+
+    def adapter_parameters(self, r: int) -> int:
+        """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""
+        return r * self._linear_features
+
+    @cached_property
+    def _linear_features(self) -> int:
+        return sum(map(sum, self.linears))

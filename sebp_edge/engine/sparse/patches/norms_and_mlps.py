@@ -1,0 +1,140 @@
+"""Runs a decoder's RMSNorms and gated MLPs on our own operations, on devices for which these have kernels.
+
+A trial, not the class, decides which modules are replaced: one that is not exactly such a norm or MLP keeps its own
+forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
+keep them; see `SmallOps.source_of`. For layers in FP8 the outputs are written in FP8, too.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sebp_edge.engine.models.fp8 import is_in_fp8
+from sebp_edge.engine.sparse.patches.agreement import find_mismatch
+from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward
+from sebp_edge.ops import ACTIVATIONS, Fp8Rows, GatedInputs, Recompute, gated, rms_norm, runs_kernels
+
+# All parts of Llama's MLP.
+MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+
+
+class SmallOps(Patch):
+    """Handle of one decoder's replaced norms and MLPs.
+
+    Attributes:
+        replaced: the modules that run on our operations.
+    """
+
+    def __init__(self, decoder: nn.Module):
+        super().__init__()
+        self._decoder = decoder
+        self._sources = WeakTensorKeyDictionary()
+        self.replaced: list[nn.Module] = []
+
+    def attach(self) -> None:
+        """Replaces the modules that pass a trial, if our operations have kernels for the device."""
+        # In plain PyTorch ours are no faster than the modules' own, and recomputing inputs takes a little time.
+        if runs_kernels(self._decoder.get_input_embeddings().weight):
+            self._undo.append(self.replaced.clear)
+            for module, replacement in self.replacements():
+                self._replace(module, replacement)
+                self.replaced.append(module)
+
+    def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+        """Yields the modules that pass a trial, each with a function that computes the same."""
+        for module in list(self._decoder.modules()):
+            # A forward that was already replaced stays as it is.
+            replacement = self._find_replacement(module) if has_own_forward(module) else None
+            if replacement is not None:
+                yield module, replacement
+
+    def source_of(self, x: Tensor) -> Recompute | GatedInputs | None:
+        """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
+        return self._sources.get(x)
+
+    def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+        """Returns a function that computes the same as the module, or None."""
+        if _looks_like_a_norm(module):
+            trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
+            # Not those of heads, whose outputs no layer in FP8 reads.
+            is_of_states = module.weight.numel() == self._decoder.get_input_embeddings().weight.shape[1]
+            in_fp8 = is_of_states and is_in_fp8(self._decoder)
+            candidates = [_Norm(module, offset, self._sources, in_fp8) for offset in (0.0, 1.0)]
+        elif _looks_like_an_mlp(module):
+            embedding = self._decoder.get_input_embeddings().weight
+            trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
+            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
+        else:
+            return None
+        own = module.forward
+        same = (
+            one for one in candidates if find_mismatch(module, lambda: own(trial), lambda one=one: one(trial)) is None
+        )
+        return next(same, None)
+
+
+def _trial_input(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Random rows [3, size]; one is so small that the norm's eps changes its output."""
+    rows = torch.randn(3, size, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [30.0], [1e-3]])
+    return rows.to(device, dtype)
+
+
+def _looks_like_a_norm(module: nn.Module) -> bool:
+    state = [*module.named_parameters(), *module.named_buffers()]
+    only_weight = len(state) == 1 and state[0][0] == "weight" and state[0][1].dim() == 1
+    return only_weight and isinstance(_eps(module), float)
+
+
+def _eps(norm: nn.Module) -> float | None:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+def _looks_like_an_mlp(module: nn.Module) -> bool:
+    parts = dict(module.named_children())
+    own_state = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return parts.keys() == MLP_PARTS and not own_state and not list(parts["act_fn"].parameters())
+
+
+def _is_activation(mlp: nn.Module, name: str) -> bool:
+    # In fp64, which tells GELU from its tanh approximation.
+    values = torch.linspace(-6, 6, 49, dtype=torch.float64)
+    with torch.no_grad():
+        return torch.allclose(gated(values, torch.ones_like(values), name), mlp.act_fn(values), rtol=1e-6, atol=1e-9)
+
+
+class _Norm:
+    """Replacement of one RMSNorm's `forward`."""
+
+    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary, in_fp8: bool):
+        self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
+        self.in_fp8 = in_fp8
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, eps, offset = self.module.weight, self.eps, self.offset
+        # Each class promotes inputs of another dtype in its own way.
+        if x.dtype != weight.dtype:
+            return type(self.module).forward(self.module, x)
+        in_fp8 = Fp8Rows.beside(x) if self.in_fp8 else None
+        out = rms_norm(x, weight, eps, offset, in_fp8)
+        if out.requires_grad or in_fp8 is not None:
+            tensors = x.detach(), weight.detach()
+            self.sources[out] = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), tensors, in_fp8)
+        return out
+
+
+class _Mlp:
+    """Replacement of one MLP's `forward`."""
+
+    def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
+        self.module, self.activation, self.sources = module, activation, sources
+        self.in_fp8 = is_in_fp8(module.down_proj)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
+        in_fp8 = Fp8Rows.beside(gate) if self.in_fp8 else None
+        hidden = gated(gate, up, activation, in_fp8)
+        if hidden.requires_grad or in_fp8 is not None:
+            self.sources[hidden] = GatedInputs(gate, up, activation, in_fp8)
+        return self.module.down_proj(hidden)

@@ -1,0 +1,365 @@
+"""Recovers when memory runs out.
+
+If a micro-batch does not fit into memory, the step or evaluation continues with smaller micro-batches, and all later
+ones are smaller too. The training ends only if a single example does not fit. A dry run of the largest micro-batch
+precedes the first step; during the training, free memory is checked every few steps.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import NamedTuple
+from weakref import WeakMethod
+
+from torch import Tensor
+
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.basics.stopping import Check
+from sebp_edge.engine.memory.guard import MemoryGuard
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.models.adaptation import Adaptation, trainable
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.sparse.rows.schedule import Group, MicroBatch, Schedule
+from sebp_edge.engine.training.autograd_queue import AutogradQueue
+from sebp_edge.engine.training.learner import Learner, Outcome
+from sebp_edge.engine.training.words import WordReader
+from sebp_edge.errors import BudgetExceeded
+from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
+from sebp_edge.machine.devices import clear_frames, release_memory, synchronize
+from sebp_edge.recipe import Recipe
+from sebp_edge.values.example import Example, Outline
+
+
+class LearnerState(NamedTuple):
+    """What a learner goes on from after a step.
+
+    Attributes:
+        tensors: the weights and the optimizer's state.
+        prepared_rows: the maximum number of rows of a micro-batch that the schedule was laid out within.
+        max_rows: the maximum number after memory has run out.
+    """
+
+    tensors: list[Tensor]
+    prepared_rows: int
+    max_rows: int
+
+
+class _Attempt:
+    """Context in which a micro-batch may not fit into memory.
+
+    Args:
+        can_recover: tells, when memory ran out, whether the work can go on; otherwise the error is raised.
+
+    Attributes:
+        did_not_fit: whether memory ran out. What was computed is free again only once the context has ended.
+    """
+
+    def __init__(self, can_recover: Callable[[], bool]):
+        self._can_recover, self.did_not_fit = can_recover, False
+
+    def __enter__(self) -> "_Attempt":
+        return self
+
+    def __exit__(self, kind, error: BaseException | None, trace) -> bool:
+        if isinstance(error, RuntimeError | MemoryError) and ran_out_of_memory(error):
+            self.did_not_fit = self._can_recover()
+        return self.did_not_fit
+
+
+class RecoveringLearner(Learner):
+    """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
+
+    Args:
+        examples, options, words: see `Learner`.
+        guard: limits the memory; by default to all free memory.
+        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
+        rest: called between the micro-batches of other steps.
+
+    Attributes:
+        schedule: the current schedule.
+        limit: the current maximum number of rows of a micro-batch.
+        steps_ahead: the number of steps whose outcome may be unread when the next one starts.
+    """
+
+    def __init__(
+        self,
+        adaptation: Adaptation,
+        recipe: Recipe,
+        examples: list[Example],
+        collator: Collator,
+        on_event: Sink,
+        options: MemoryOptions = FASTEST,
+        guard: MemoryGuard | None = None,
+        check: Check = lambda: None,
+        rest: Callable[[], None] = lambda: None,
+        words: Callable[[], WordReader | None] = lambda: None,
+    ):
+        self._check, self._rest, self._is_stepping = check, rest, False
+        device = trainable(adaptation)[0].device
+        # It must be older than every autograd graph that may fail.
+        self._autograd_queue = AutogradQueue(device)
+        guard = guard or MemoryGuard(device)
+        guard.begin()
+        within = WeakMethod(self._check_within)  # what the model's parts call must not keep this learner alive
+        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, lambda: within()(), words)
+        self.limit = self.row_losses.limit
+        self._prepared_rows = self.limit.max_rows
+        self.schedule = Schedule([])
+        self._later: Sequence[Schedule] = ()
+        self.steps_ahead = 1 if device.type == "cuda" else 0
+        self._largest_dry_run = (0, 0)  # size of the largest micro-batch of a dry run
+        self._notified_smaller_steps = False
+
+    @property
+    def state(self) -> LearnerState:
+        """What `prepare` goes on from; valid after a step, until the next one begins."""
+        return LearnerState(self.tensors, self._prepared_rows, self.limit.max_rows)
+
+    def prepare(self, schedule: Schedule, later: Sequence[Schedule] = (), state: LearnerState | None = None) -> None:
+        """Lays out a schedule with micro-batches that fit into memory.
+
+        Args:
+            later: the schedules that follow. Their micro-batches must fit too, and share the graphs of this one: a
+                graph that is warmed up after the first capture takes memory in addition.
+            state: what the learner goes on from within this schedule; None at its beginning.
+
+        Raises:
+            RuntimeError, MemoryError: a single example does not fit.
+        """
+        self._later = later
+        if state is not None:
+            self.limit = replace(self.limit, max_rows=state.prepared_rows)
+        self.lay_out(schedule)
+        while not self.fits():
+            self.lay_out(schedule)
+        self._prepared_rows = self.limit.max_rows
+        if state is not None:
+            if state.max_rows < self.limit.max_rows:
+                self.limit = replace(self.limit, max_rows=state.max_rows)
+                self._cut_schedule()
+            for own, saved in zip(self.tensors, state.tensors, strict=True):
+                own.copy_(saved)
+
+    def lay_out(self, schedule: Schedule) -> None:
+        """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
+        self.schedule = schedule
+        for each in (schedule, *self._later):
+            each.lay_out(self.limit, one_micro_batch_each=not self.can_accumulate)
+        self._notify_smaller_steps()
+        self._prepare_learner()
+
+    def fits(self) -> bool:
+        """Tests with a dry run whether the largest micro-batch and an update fit; lowers the limit if they do not.
+
+        Returns True without a dry run if the guard has no limit, or if an equally large micro-batch fitted before.
+        Weights, moments, gradients and random states stay unchanged, bit for bit.
+
+        Raises:
+            RuntimeError, MemoryError: a single example does not fit.
+        """
+        largest = self._largest_micro_batch(self.schedule, *self._later)
+        if not self._guard.has_limit or largest is None:
+            return True
+        size = self.size(largest)
+        if size <= self._largest_dry_run:
+            return True
+        self._guard.begin()
+        with self._attempt(largest) as attempt:
+            self._run_dry(largest)
+        if attempt.did_not_fit:
+            self._reduce_memory(largest)
+            return False
+        self._largest_dry_run = size
+        self.on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
+        return True
+
+    def losses(self, group: Group, *, reads_words: bool = False) -> Iterator[tuple[list[Outline], Tensor, Tensor]]:
+        """Evaluates a group, one micro-batch at a time.
+
+        Yields:
+            The micro-batch's examples, the losses of its loss rows in nats, fp32 [C], and the example of each loss row,
+            int64 [C]; both tensors are on the host. If it reads words, instead of the losses what it has read, [C, 6].
+        """
+        remaining, done = list(group.micro_batches), 0
+        while remaining:
+            with self._attempt(remaining[0]) as attempt:
+                losses, sequences = self.losses_of(remaining[0], reads_words=reads_words)
+            if attempt.did_not_fit:
+                self._reduce_memory(remaining[0])
+                self._cut_schedule()
+                remaining = self.limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)
+            else:
+                done += len(remaining[0].examples)
+                self.on_event(ExamplesEvaluated(done, len(group.examples)))
+                yield remaining.pop(0).examples, losses, sequences
+
+    @property
+    def can_be_left(self) -> bool:
+        """Whether the state within a step is that before it: no update has begun, and no earlier step is unread."""
+        return self.can_accumulate and self.steps_ahead == 0
+
+    def step(self, step: Group, learning_rate: float) -> Outcome:
+        """Runs one optimizer update on the mean loss of a step's loss tokens, in as many micro-batches as needed.
+
+        If memory runs out, the step starts again with smaller micro-batches.
+        """
+        self._check_memory()
+        self._is_stepping = True
+        try:
+            return self._step(step, learning_rate)
+        finally:
+            self._is_stepping = False
+
+    def _step(self, step: Group, learning_rate: float) -> Outcome:
+        self.begin_step(learning_rate)
+        done, loss_tokens = 0, step.num_loss_tokens
+        while done < len(step.micro_batches):
+            micro_batch = step.micro_batches[done]
+            with self._attempt(micro_batch, can_be_undone=self.can_accumulate) as attempt:
+                self.accumulate(micro_batch, loss_tokens)
+            done += 1
+            if attempt.did_not_fit:
+                self._reduce_memory(micro_batch)
+                self._cut_schedule()
+                # The failed backward pass may have added some gradients.
+                self.discard_step()
+                step.cut(self.limit)
+                done = 0
+            if self.can_be_left:
+                self._check()
+            else:
+                self._rest()
+        return self.finish_step()
+
+    def __enter__(self) -> "RecoveringLearner":
+        self._handled = sys.exception()
+        return self
+
+    def __exit__(self, kind, error: BaseException | None, trace) -> None:
+        self.release()
+        if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
+            # Restoring the model's original weights takes memory.
+            clear_frames(error, self._handled)
+            release_memory(self.device)
+        self.remove()
+        self._autograd_queue.clear()
+        release_memory(self.device)
+
+    def _check_within(self) -> None:
+        if not self._is_stepping or self.can_be_left:
+            self._check()
+
+    def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
+        """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.
+
+        Args:
+            can_be_undone: whether a part of the work may be repeated; updates in the backward pass may not.
+        """
+
+        def can_recover() -> bool:
+            # A single example cannot be cut.
+            has_more = len(micro_batch.examples) > 1 or self.graphs is not None or self._num_dequantised > 0
+            return can_be_undone and has_more
+
+        return _Attempt(can_recover)
+
+    def _run_dry(self, micro_batch: MicroBatch) -> None:
+        try:
+            self.dry_run(micro_batch)
+            self._guard.record_transient()
+        except BudgetExceeded as error:
+            raise MemoryError(str(error)) from None
+
+    def _reduce_memory(self, micro_batch: MicroBatch) -> None:
+        """Frees dequantised weights, else halves micro-batches, or drops the graphs if this has a single example."""
+        if self._frees_dequantised():
+            return
+        if len(micro_batch.examples) > 1:
+            before = self.limit.max_rows
+            self._cut_smaller(micro_batch)
+            self.on_event(MemoryRanOut(before, self.limit.max_rows))
+        else:
+            self.release_graphs()
+            self.on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
+
+    @property
+    def _num_dequantised(self) -> int:
+        """How many blocks also hold their 4-bit weights dequantised."""
+        return 0 if self.row_losses.hoisted is None else self.row_losses.hoisted.num_dequantised
+
+    def _frees_dequantised(self) -> bool:
+        """Frees dequantised copies of 4-bit weights, and starts new graphs without them; returns if there were any."""
+        had_graphs = self.graphs is not None
+        if self._num_dequantised == 0:
+            return False
+        self.release_graphs()
+        self.row_losses.hoisted.free_dequantised()
+        release_memory(self.device)
+        if had_graphs:
+            self.begin_graphs()
+        self.on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
+        return True
+
+    def _cut_smaller(self, micro_batch: MicroBatch) -> None:
+        """Limits micro-batches to half of this one's rows, and starts new graphs for them."""
+        had_graphs = self.graphs is not None
+        # No graph is needed any more, since later micro-batches are smaller.
+        self.release_graphs()
+        self.limit = self.limit.halved(micro_batch)
+        if had_graphs:
+            self.begin_graphs()
+
+    def _cut_schedule(self) -> None:
+        """Cuts the schedule's micro-batches to the limit."""
+        for each in (self.schedule, *self._later):
+            each.cut(self.limit)
+        self._prepare_learner()
+
+    def release_graphs(self) -> None:
+        """Frees the memory of graphs and of failed backward passes."""
+        synchronize(self.device)  # a graph may be running
+        self.drop_graphs()
+        self._autograd_queue.clear()
+        release_memory(self.device)
+
+    def _check_memory(self) -> None:
+        """Reduces memory if it has become short, for example because other programs took it."""
+        shortfall = self._guard.shortfall()
+        if not shortfall:
+            return
+        if self._frees_dequantised():
+            self._cut_schedule()
+            return
+        before, largest = self.limit.max_rows, self._largest_micro_batch(self.schedule)
+        if largest is not None and len(largest.examples) > 1 and self.can_accumulate:
+            self._cut_smaller(largest)
+            self._cut_schedule()
+            self._guard.halve_transient()
+        else:
+            self._guard.accept_shortfall(shortfall)
+        self.on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
+
+    def _largest_micro_batch(self, *schedules: Schedule) -> MicroBatch | None:
+        """Returns the largest micro-batch with gradients; None if there is none."""
+        return max(chain.from_iterable(each.trained for each in schedules), key=self.size, default=None)
+
+    def _prepare_learner(self) -> None:
+        schedules = (self.schedule, *self._later)
+        trained = chain.from_iterable(each.trained for each in schedules)
+        validation, test = [], []
+        for each in schedules:
+            validation += each.num_validations * each.validation.micro_batches
+            # After a training on all documents, words are not read.
+            (validation if each.trains_on_all else test).extend(each.num_tests * each.test.micro_batches)
+        self.plan_graphs(trained, validation, test)
+
+    def _notify_smaller_steps(self) -> None:
+        if self.schedule.has_smaller_steps and not self._notified_smaller_steps:
+            self._notified_smaller_steps = True
+            self.on_event(
+                Notice(
+                    f"Each step has at most {self.limit.max_rows} rows, fewer than batch_tokens asks for, "
+                    "since full fine-tuning in bf16 does not accumulate gradients over micro-batches."
+                )
+            )
