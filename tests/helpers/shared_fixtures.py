@@ -215,7 +215,7 @@ def chunk_rows(monkeypatch):
     """A function that sets how many rows MLPs compute at once."""
 
     def compute(number):
-        for module in ("sparse.patches.counts", "sparse.hoist"):
+        for module in ("engine.sparse.patches.counts", "engine.sparse.hoist"):
             monkeypatch.setattr(f"sebp_edge.{module}.CHUNK_ROWS", number)
 
     return compute

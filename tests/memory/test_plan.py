@@ -160,7 +160,7 @@ def test_a_training_runs_the_planned_micro_batches_and_the_same_steps(make, note
 @pytest.mark.slow
 def test_with_a_budget_texts_are_still_encoded_and_laid_out_once(make, notes_folder, monkeypatch):
     calls = []
-    for name in ("lessons.examples.tokenise", "sparse.rows.schedule.shuffled_batches"):
+    for name in ("lessons.examples.tokenise", "engine.sparse.rows.schedule.shuffled_batches"):
         module, _, function = name.rpartition(".")
         module = importlib.import_module(f"sebp_edge.{module}")
         original = getattr(module, function)

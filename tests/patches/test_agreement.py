@@ -75,7 +75,7 @@ def test_running_out_of_memory_is_raised_and_restores_the_modes():
 
 
 def test_failures_are_listed_once():
-    folders = [Path(sebp_edge.__file__).parent / name for name in ("patches", "sparse", "training")]
+    folders = [Path(sebp_edge.__file__).parent / name for name in ("engine/sparse", "engine/training")]
     lists = [
         path.name
         for folder in folders
