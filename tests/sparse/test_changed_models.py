@@ -505,6 +505,25 @@ def test_a_model_that_is_exact_no_longer_is_hoisted_no_longer(name):
     assert model.config._attn_implementation == "sdpa"
 
 
+def test_a_model_whose_trial_was_interrupted_after_a_change_is_tried_again_by_the_next_batch():
+    batch, model, expected = padded_batch(), dense_model(), dense_model()
+    plan, interruptions = RowPlan.from_labels(batch["labels"]), [KeyboardInterrupt]
+
+    def interrupt_once(module, inputs, output):
+        if interruptions:
+            raise interruptions.pop()
+
+    hoisted, _ = hoist_if_exact(model, [[5, 6, 7, 8, 9, 10], [8, 9, 10]], 2)
+    with hoisted:
+        model.model.layers[0].register_forward_hook(interrupt_once)
+        with pytest.raises(KeyboardInterrupt):
+            row_losses(hoisted, batch["input_ids"], plan)
+        found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+    _, dense = loss_and_gradients(expected, batch)
+    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+    assert model.config._attn_implementation == "sdpa"
+
+
 # Of these, the code of the model is the same afterwards.
 VALUES_ONLY = {
     *("nothing", "head replaced", "blocks swapped", "generated", "hook on the weight", "rounded", "weights replaced")

@@ -28,8 +28,7 @@ from sebp_edge.engine.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.engine.sparse.patches.loss import Head
 from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
-from sebp_edge.engine.sparse.patches.patch import Patch
-from sebp_edge.engine.sparse.patches.state import ModelState
+from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
@@ -41,7 +40,7 @@ from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
 ATTENTION = "sebp_edge_rows"
 
 
-class Hoisted(Patch):
+class Hoisted(FollowingPatch):
     """Handle of one hoisted model: a context manager, or call `remove()` when done.
 
     If the model changes (its modules, hooks, settings; see `ModelState`), the next batch tries every part again.
@@ -58,7 +57,6 @@ class Hoisted(Patch):
         check: called at each linear layer, and each time as many logits were computed; may raise to end the pass.
 
     Attributes:
-        state: the model's state when its parts were last tried.
         num_dequantised: how many blocks keep a dequantised copy of their 4-bit weights.
 
     Raises:
@@ -114,18 +112,6 @@ class Hoisted(Patch):
             if self._check is not None:
                 self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)
-
-    def _follow_changes(self) -> None:
-        """Attaches again if the model has changed, so that every part is tried again."""
-        change = self.state.find_change() if self._undo else None
-        if change is not None:
-            self.remove()
-            try:
-                self._attach()
-            except SparsityError as error:
-                raise SparsityError(
-                    f"The model has changed ({change}) and cannot be hoisted any more: {error}"
-                ) from error
 
     def free_dequantised(self) -> None:
         """Frees the dequantised copies of weights, which graphs that were captured before must not read any more."""

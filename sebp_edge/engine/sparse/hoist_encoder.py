@@ -40,15 +40,14 @@ from sebp_edge.engine.sparse.patches.agreement import (
 )
 from sebp_edge.engine.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
-from sebp_edge.engine.sparse.patches.patch import Patch
-from sebp_edge.engine.sparse.patches.state import ModelState
+from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import gather_rows
 
 
-class HoistedEncoder(Patch):
+class HoistedEncoder(FollowingPatch):
     """Handle of one hoisted encoder: a context manager, or call `remove()` when done.
 
     While attached, call the model only through this handle. If the model changes (see `ModelState`), the next batch
@@ -88,11 +87,6 @@ class HoistedEncoder(Patch):
                 name = type(encoder).__name__
                 raise SparsityError(f"{name} cannot be hoisted, use sparsify instead: {reason}")
         self.state = ModelState(self.model, encoder)
-
-    def _follow_changes(self) -> None:
-        if self._undo and self.state.find_change() is not None:
-            self.remove()
-            self._attach()
 
     def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of each sequence or labelled token, fp32 [C]; the model's own loss is their mean.

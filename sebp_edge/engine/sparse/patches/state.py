@@ -29,7 +29,8 @@ from torch.nn.modules import module as all_modules
 from sebp_edge.engine.models.architecture import attention_functions, configs_of
 from sebp_edge.engine.models.lora import adapted_layers
 from sebp_edge.engine.models.sharding import is_sharded
-from sebp_edge.engine.sparse.patches.patch import foreign_forward, own_attention
+from sebp_edge.engine.sparse.patches.patch import Patch, foreign_forward, own_attention
+from sebp_edge.errors import SparsityError
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -69,6 +70,42 @@ class ModelState:
     def find_change(self) -> str | None:
         """Returns what has changed since, in words; None if nothing has."""
         return next((name for name, has_changed in self._comparisons.items() if has_changed()), None)
+
+
+class FollowingPatch(Patch):
+    """A handle that attaches itself again if the model changes, so that every part is tried again.
+
+    Attributes:
+        state: the model's state when its parts were last tried; `_attach` sets it.
+    """
+
+    state: ModelState
+
+    def __init__(self):
+        super().__init__()
+        # What had changed when attaching again failed or ran out of memory; the next call retries it.
+        self._pending: str | None = None
+
+    def _attach(self) -> None:
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        self._pending = None
+        super().remove()
+
+    def _follow_changes(self) -> None:
+        change = self._pending or (self.state.find_change() if self._undo else None)
+        if change is None:
+            return
+        self.remove()
+        try:
+            self._attach()
+        except SparsityError as error:
+            self._pending = change
+            raise SparsityError(f"The model has changed ({change}) and cannot be hoisted any more: {error}") from error
+        except BaseException:
+            self._pending = change
+            raise
 
 
 def describe(model: nn.Module, inner: nn.Module) -> list | None:
