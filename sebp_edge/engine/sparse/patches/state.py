@@ -76,18 +76,16 @@ class FollowingPatch(Patch):
     """A handle that attaches itself again if the model changes, so that every part is tried again.
 
     Attributes:
-        state: the model's state when its parts were last tried; `_attach` sets it.
+        state: the model's state when its parts were last tried; the subclass's `_attach` sets it.
     """
 
     state: ModelState
+    _attach: Callable[[], None]
 
     def __init__(self):
         super().__init__()
         # What had changed when attaching again failed or ran out of memory; the next call retries it.
         self._pending: str | None = None
-
-    def _attach(self) -> None:
-        raise NotImplementedError
 
     def remove(self) -> None:
         self._pending = None
