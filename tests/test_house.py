@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_068
+MAX_LINES = 51_067
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
     "ask": 1_054,
@@ -67,7 +67,7 @@ MAX_LINES_OF_ROOM = {
     "engine.models": 4_770,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_681,
-    "engine.sparse.patches": 2_555,
+    "engine.sparse.patches": 2_554,
     "engine.sparse.rows": 1_219,
     "engine.training": 3_727,
     "export": 1_993,

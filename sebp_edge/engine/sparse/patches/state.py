@@ -76,34 +76,33 @@ class FollowingPatch(Patch):
     """A handle that attaches itself again if the model changes, so that every part is tried again.
 
     Attributes:
-        state: the model's state when its parts were last tried; the subclass's `_attach` sets it.
+        state: the model's state when its parts were last tried, which `_attach` sets; None if that failed later.
     """
 
-    state: ModelState
+    state: ModelState | None
     _attach: Callable[[], None]
 
     def __init__(self):
         super().__init__()
-        # What had changed when attaching again failed or ran out of memory; the next call retries it.
-        self._pending: str | None = None
+        self._untried_change: str | None = None
 
     def remove(self) -> None:
-        self._pending = None
+        self._untried_change = None
         super().remove()
 
     def _follow_changes(self) -> None:
-        change = self._pending or (self.state.find_change() if self._undo else None)
+        change = self._untried_change or (self.state.find_change() if self._undo else None)
         if change is None:
             return
-        self.remove()
         try:
+            self.remove()
             self._attach()
-        except SparsityError as error:
-            self._pending = change
+        except BaseException as error:
+            # The next batch tries again, and graphs of the earlier state are refused.
+            self._untried_change, self.state = change, None
+            if not isinstance(error, SparsityError):
+                raise
             raise SparsityError(f"The model has changed ({change}) and cannot be hoisted any more: {error}") from error
-        except BaseException:
-            self._pending = change
-            raise
 
 
 def describe(model: nn.Module, inner: nn.Module) -> list | None:
