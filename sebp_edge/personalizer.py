@@ -365,8 +365,8 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             to: the folder to make, which must not exist.
             format: "gguf", a quantised model for llama.cpp and LM Studio; "ollama", the same with a Modelfile;
                 "merged", a model folder of transformers; "peft", "gguf-lora" or "mlx", the adapter alone.
-            quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16" or "f16"; by default the one that
-                the adapter was trained for, or "q8_0". "q4_k_m" and the like need llama.cpp's llama-quantize.
+            quant: of gguf and ollama: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16" or "f16"; by default
+                "q8_0". "q4_k_m" and the like need llama.cpp's llama-quantize.
                 "smallest" chooses the first that keeps 90 % of the adapter's gain on `texts`.
             texts: texts to measure the gain on; those that the adapter was made from, for example.
 

@@ -21,7 +21,6 @@ from sebp_edge.basics.files import read_text
 from sebp_edge.errors import OptionError, RecipeError, suggest
 
 Method = Literal["lora", "full"]
-Quantisation = Literal["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]
 Questions = Literal["practice"]
 RANK = 16
 # The name of an adapter that was trained to read.
@@ -62,9 +61,6 @@ class Recipe:
         margin: the gain that counts, as a share of the base model's test loss; the gate keeps nothing below it.
         refit: whether to train on all documents after the gate has passed an adapter of 20 documents or more. None, the
             default: with method "lora". Below 20 documents, the last training is always on all of them.
-        merge_for: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0" trains and judges an adapter as it will be once it is merged
-            into the base model and rounded to that quantisation; the base model it is compared with is rounded too, and
-            not loaded in 4 bits. None, the default: nothing is rounded.
         questions: "practice" trains on questions about bundled notes, below passages as `ask` shows them, instead of
             on the user's texts; the gate is then a quiz. None, the default: trains on texts.
         general: tokens of general text for each token of the questions; the base model is their teacher, so that the
@@ -95,7 +91,6 @@ class Recipe:
     chat_template: bool = False
     margin: float = 0.01
     refit: bool | None = None
-    merge_for: Quantisation | None = None
     questions: Questions | None = None
     general: float = 0.0
 
@@ -108,32 +103,15 @@ class Recipe:
             )
         if self.load_in_fp8:
             self._check_fp8()
-        if self.merge_for:
-            self._check_merge()
 
     def _check_fp8(self) -> None:
         if self.method == "full":
             raise RecipeError(
                 f"Recipe {self.name!r}: weights in FP8 cannot be trained; use method 'lora', or leave out load_in_fp8."
             )
-        for other in ("load_in_4bit", "merge_for"):
-            if getattr(self, other):
-                raise RecipeError(
-                    f"Recipe {self.name!r}: load_in_fp8 and {other} exclude each other; leave out one of them."
-                )
-        # A plan must not choose 4 bits.
-        object.__setattr__(self, "load_in_4bit", False)
-
-    def _check_merge(self) -> None:
-        if self.method == "full":
-            raise RecipeError(
-                f"Recipe {self.name!r}: only an adapter can be trained for {self.merge_for}; use method 'lora', or "
-                "leave out merge_for."
-            )
         if self.load_in_4bit:
             raise RecipeError(
-                f"Recipe {self.name!r}: weights in 4 bits cannot be rounded to {self.merge_for} as an export rounds "
-                "them; leave out load_in_4bit or merge_for."
+                f"Recipe {self.name!r}: load_in_fp8 and load_in_4bit exclude each other; leave out one of them."
             )
         # A plan must not choose 4 bits.
         object.__setattr__(self, "load_in_4bit", False)
@@ -165,7 +143,7 @@ class Recipe:
             RecipeError: a value is unknown or invalid, as in a record of another version.
         """
         try:
-            return cls(**_without_sparsity(values.get("name"), values))
+            return cls(**_without_former(values.get("name"), values))
         except TypeError as error:
             raise RecipeError(
                 "The recipe in the adapter's record has values that this sebp-edge does not know; upgrade sebp-edge."
@@ -188,8 +166,8 @@ class Recipe:
 
     @property
     def is_plain_lora(self) -> bool:
-        """Whether an adapter is trained on weights that are neither quantised nor rounded."""
-        return self.method == "lora" and not (self.load_in_4bit or self.load_in_fp8 or self.merge_for)
+        """Whether an adapter is trained on weights that are not quantised."""
+        return self.method == "lora" and not (self.load_in_4bit or self.load_in_fp8)
 
     @property
     def refits(self) -> bool:
@@ -254,22 +232,27 @@ def _parse(name: str, text: str) -> Recipe:
     except RecursionError as error:
         raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe has plain values only.") from error
     known = [field.name for field in dataclasses.fields(Recipe) if field.name != "name"]
-    for key in _without_sparsity(name, values):
+    for key in _without_former(name, values):
         if key not in known:
             raise RecipeError(f"Recipe {name!r} has an unknown key {key!r}; {suggest(key, known)}")
     return Recipe(name=name, **{"description": "", **values})
 
 
-def _without_sparsity(name: str, values: dict) -> dict:
-    """Returns values without `sparsity`, which is null in older records; refuses those of a recipe that prunes."""
-    if values.get("sparsity") is not None:
-        raise RecipeError(
-            f"Recipe {name!r} has [sparsity], and recipes do not prune any more; leave it out, or prune in your own "
-            "training loop with sebp_edge.research.nm_sparse."
-        )
-    return {key: value for key, value in values.items() if key != "sparsity"}
+def _without_former(name: str, values: dict) -> dict:
+    """Returns values without the keys of earlier versions, null in their records; refuses them with a value."""
+    for key, instead in _FORMER.items():
+        if values.get(key) is not None:
+            raise RecipeError(f"Recipe {name!r} has {key}, {instead}")
+    return {key: value for key, value in values.items() if key not in _FORMER}
 
 
+# Keys of earlier versions, and what to do without them.
+_FORMER = {
+    "sparsity": "and recipes do not prune any more; leave it out, or prune in your own training loop with "
+    "sebp_edge.research.nm_sparse.",
+    "merge_for": "and adapters are not trained for a quantisation any more; leave it out, and export with --quant "
+    "q8_0, which keeps the gain.",
+}
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0, "general": 0}
 # Epochs are limited because all steps of a training are scheduled before the first one.
 _AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA, "learning_on_share": 1, "margin": 1}

@@ -137,7 +137,7 @@ PUBLIC = {
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
-        fake_quantise_ gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
+        gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
         sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,

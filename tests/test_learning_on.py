@@ -152,7 +152,6 @@ def test_values_of_a_recipe_that_the_weights_depend_on_start_over(make):
         ({"r": 8}, "r = 4, and this recipe has r = 8"),
         ({"lora_alpha": 7}, "lora_alpha = 32, and this recipe has lora_alpha = 7"),
         ({"chat_template": True}, "chat_template = false, and this recipe has chat_template = true"),
-        ({"merge_for": "q4_0"}, 'no merge_for, and this recipe has merge_for = "q4_0"'),
     ):
         begun = make(recipe=dataclasses.replace(RECIPE, **changes)).inspect([*OLD, NEW[0]]).beginning
         assert begun.endswith(f"All documents are learnt again, since version 1 was trained with {said}.")
@@ -173,7 +172,6 @@ def test_all_other_values_of_a_recipe_learn_on(make):
         "r",
         "lora_alpha",
         "chat_template",
-        "merge_for",
         "questions",
     }
     assert changes.keys() | of_the_weights | {"name", "description"} == {each.name for each in fields(Recipe)}
@@ -536,6 +534,14 @@ def test_full_fine_tuning_starts_over(make):
     personalizer.adapt(OLD, activate_anyway=True)
     begun = personalizer.inspect([*OLD, NEW[0]]).beginning
     assert "All documents are learnt again, since version 1 trained all weights, and keeps no judged state" in begun
+
+
+def test_a_version_that_was_trained_for_a_quantisation_starts_over(make):
+    personalizer = make(after=True)
+    record = personalizer.store.adapter("default").open().path / "sebp_edge.json"
+    record.write_text(record.read_text().replace('"recipe": {', '"recipe": {"merge_for": "q4_0",'))
+    begun = personalizer.inspect([*OLD, NEW[0]]).beginning
+    assert "All documents are learnt again, since version 1 was trained for a quantisation, and" in begun
 
 
 def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests(make):

@@ -8,7 +8,6 @@ public.
 from .adamw import AdamW, Moments, adamw_
 from .attention import Prefixes, Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
-from .fake_quantise import fake_quantise_
 from .fp8 import Fp8Weight
 from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
@@ -47,7 +46,6 @@ __all__ = [
     "Selector",
     "adamw_",
     "detect",
-    "fake_quantise_",
     "gated",
     "gated_lora_linear",
     "gather_rows",

@@ -291,44 +291,6 @@ def _is_kept(weight_GM: Tensor, n: int) -> Tensor:
     return above | (equal & (equal.cumsum(1) <= n - above.sum(1, keepdim=True)))
 
 
-# Blocks that are rounded at once, so that what is between stays in a CPU's cache.
-_BLOCKS_AT_ONCE = 2**13
-
-
-def fake_quantise_(out_GB: Tensor, x_GB: Tensor, steps: int, fits: str, weight_GB: Tensor | None) -> None:
-    """Rounds each block to its grid; adds the rounding error to the weight instead, if there is one."""
-    frozen = [None] * len(x_GB) if weight_GB is None else weight_GB.split(_BLOCKS_AT_ONCE)
-    for out, x, weight in zip(out_GB.split(_BLOCKS_AT_ONCE), x_GB.split(_BLOCKS_AT_ONCE), frozen, strict=False):
-        rounded = _rounded(x, steps, fits)
-        out.copy_(rounded if weight is None else rounded.sub_(x).add_(weight))
-
-
-def _rounded(x_GB: Tensor, steps: int, fits: str) -> Tensor:
-    if fits == "range":
-        low_G1, high_G1 = x_GB.aminmax(dim=1, keepdim=True)
-        inverse_G1, scale_G1 = _inverse_and_scale((high_G1 - low_G1) / steps)
-        integers = (x_GB - low_G1).mul_(inverse_G1).add_(0.5).trunc_().clamp_(0, steps)
-        return integers.mul_(scale_G1).add_(low_G1.half().float())
-    magnitude_GB = x_GB.abs()
-    if fits == "largest":
-        largest_G1 = x_GB.gather(1, magnitude_GB.argmax(dim=1, keepdim=True))
-        inverse_G1, scale_G1 = _inverse_and_scale(largest_G1 / -steps)
-        integers = (x_GB * inverse_G1).add_(steps + 0.5).trunc_().clamp_(0, 2 * steps - 1).sub_(steps)
-        return integers.mul_(scale_G1)
-    inverse_G1, scale_G1 = _inverse_and_scale(magnitude_GB.amax(dim=1, keepdim=True) / steps)
-    # Halves are rounded away from zero. Adding a half before the floor would round the number below it up too.
-    magnitude_GB.mul_(inverse_G1)
-    floor_GB = magnitude_GB.floor()
-    integers = floor_GB.add_(magnitude_GB.sub_(floor_GB).mul_(2).floor_())
-    return integers.mul_(scale_G1).copysign_(x_GB)
-
-
-def _inverse_and_scale(scale_G1: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what weights are multiplied with, from the scale in fp32; and the scale in fp16, which files have."""
-    half_G1 = scale_G1.half().float()
-    return torch.where(half_G1 == 0, 0, 1 / scale_G1), half_G1
-
-
 # Elements that share an exponent, and how far below it theirs can be: 4 bits beside a sign, 5 bits without one.
 BLOCK = 256
 _LOWER_EXPONENTS = {True: 15, False: 31}

@@ -60,10 +60,6 @@ def adapt(
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in the recipe.")
     ] = None,
-    merge_for: Annotated[
-        str | None,
-        typer.Option("--for", metavar="QUANT", help="Train for an export with this --quant, such as q4_0 or q8_0."),
-    ] = None,
     activate_anyway: Annotated[
         bool, typer.Option("--activate-anyway", help="Activate the adapter whatever the gate says.")
     ] = False,
@@ -108,7 +104,7 @@ def adapt(
         return
     if not (yes or request.settings["recipe"].questions):
         _ask_about_folders(texts, as_json=as_json)
-    recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit, merge_for=merge_for)
+    recipe = request.settings["recipe"].replace(load_in_4bit=load_in_4bit)
     settings, name = request.settings | {"recipe": recipe}, name or recipe.default_name
     before = None
     while out is None and name != before:

@@ -59,14 +59,14 @@ def export(
     """Exports an adapter into a new folder, which is written whole or not at all.
 
     Args:
-        quant: from `check_options`; by default the one that the adapter was trained for, or else q8_0.
+        quant: from `check_options`; by default q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
         on_event, check: may raise to stop.
     """
     begin, target = time.perf_counter(), check_target(to)
     source, warnings, kept = Source.open(name, folder, record, reference), [], []
     if format in QUANTISED and quant is None:
-        quant = source.trained_for or DEFAULT_QUANT
+        quant = DEFAULT_QUANT
     # Refuses what cannot be written before the model is loaded.
     written = _make(source, format, QUANTISATIONS[-1] if quant == SMALLEST else quant)
     check_space(target, written.num_bytes)

@@ -209,9 +209,6 @@ class Gguf(Format):
             path.unlink()
 
     def warnings(self) -> Iterator[str]:
-        trained_for = self._source.trained_for
-        if trained_for not in (None, self.quant):
-            yield f"This adapter was trained for {trained_for}, and may gain less in {self.quant}."
         if self._model.context_length < self._source.config.max_position_embeddings:
             yield (
                 f"The file says that the model reads {self._model.context_length:,} tokens, since llama.cpp has no "

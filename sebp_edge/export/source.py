@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from torch import nn
 
@@ -11,7 +10,6 @@ from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config, raising_model_error
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.export.model_weights import MergedWeights
-from sebp_edge.recipe import Quantisation
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.model_reference import ModelReference
 
@@ -60,12 +58,6 @@ class Source:
     @property
     def is_lora(self) -> bool:
         return self.weights.factors is not None
-
-    @property
-    def trained_for(self) -> str | None:
-        """The quantisation that the adapter was trained for, if any."""
-        trained_for = self.record.recipe.get("merge_for")
-        return trained_for if trained_for in get_args(Quantisation) else None
 
     @property
     def merged_into(self) -> str | None:

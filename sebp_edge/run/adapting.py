@@ -8,7 +8,7 @@ from statistics import median
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import duration
 from sebp_edge.engine.memory.guard import MemoryGuard
-from sebp_edge.engine.models.adaptation import Adaptation, load, saved_bytes
+from sebp_edge.engine.models.adaptation import saved_bytes
 from sebp_edge.engine.models.loading import decoder_config
 from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.engine.training.checkpoint import Checkpoints, RunState
@@ -195,8 +195,6 @@ class Adapting:
                 prepared = preparation.teach(prepared, base, options)
             schedules = preparation.schedule(prepared, planned)
         dataset = prepared.dataset
-        if recipe.merge_for:
-            call.notify(Notice(f"The base model and the adapter are judged as rounded to {recipe.merge_for}."))
         self._place.store.check_disk_space(len(schedules) * saved_bytes(base, recipe), self._place.out)
         held = options if self._peak is not None else preparation.fill_free_memory(recipe, options, prepared, schedules)
         task = Task(dataset, schedules, recipe, call.seed, held, self.starting_point.folders)
@@ -259,7 +257,7 @@ class Adapting:
             self._discard()
             raise
         if is_activated and overtaken_by is None:
-            in_use.use_adapter(_as_saved(training, saved), saved.path, report.record)
+            in_use.use_adapter(training.adaptation, saved.path, report.record)
         else:
             self._discard()
         self.outcome = Interrupted(
@@ -412,11 +410,3 @@ def train_again(
     preparation = TrainingPreparation(call, work.same_texts(remaining.reading, call), history)
     adapting = Adapting(call, place, work, activate_anyway=activate_anyway, preparation=preparation, compares=False)
     return adapting.run().saved
-
-
-def _as_saved(training: TrainingRun, saved: SavedAdapter) -> Adaptation:
-    """Returns the adaptation, which computes as other programs do with the saved one: nothing is rounded."""
-    if training.adaptation.merge_for is None:
-        return training.adaptation
-    training.detach()
-    return load(training.base, saved.path)

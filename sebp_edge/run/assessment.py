@@ -109,7 +109,6 @@ class Assessor:
         if self._quiz is None:
             return result
         self._job.enter(BASE_QUIZ)
-        # Not before the training: a recipe's `merge_for` rounds the base model, too.
         with self._run.adaptation.disabled():
             before = ask_quiz(self._run.base, self._quiz, self._check)
         self._job.enter(QUIZ)
@@ -203,7 +202,7 @@ class Assessor:
     @contextmanager
     def _attached(self, folder: Path) -> Iterator[Adaptation]:
         """Context with an earlier adapter, rounded as the new one is."""
-        adaptation = load(self._run.base, folder, self._run.task.recipe.merge_for)
+        adaptation = load(self._run.base, folder)
         try:
             yield adaptation
         finally:

@@ -108,7 +108,7 @@ def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> di
     tokens = json.dumps([[each.document, each.input_ids.tolist(), each.labels.tolist()] for each in examples])
     return {
         "model": base.fingerprint,
-        "dtype": adaptation.merge_for or base.precision,
+        "dtype": base.precision,
         "probe": hashlib.sha256(tokens.encode()).hexdigest(),
     }
 

@@ -27,7 +27,7 @@ MAX_JOBS = 200
 # Texts under these names are words of this program, or names that the owner gave to adapters.
 _TEXTS = frozenset(
     {"event", "phase", "stage", "split", "part", "method", "dtype", "device", "state", "kind", "code", "error"}
-    | {"merge_for", "recipe", "name", "job", "id", "stored", "waits_for"}
+    | {"recipe", "name", "job", "id", "stored", "waits_for"}
 )
 # Until there is space again, so many statements wait in memory.
 _MAX_UNWRITTEN = 10_000

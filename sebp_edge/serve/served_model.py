@@ -58,7 +58,7 @@ class TrainedModel(ModelInUse):
         finally:
             self.is_loading = False
         if recipe is not None:
-            self.can_lend = recipe.method == "lora" and recipe.merge_for is None
+            self.can_lend = recipe.method == "lora"
         if not self.can_lend:
             self._served.release()
         elif self._served.base is None:

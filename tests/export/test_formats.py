@@ -16,18 +16,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import Personalizer
-from sebp_edge.engine.models.adaptation import load
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.errors import ExportError, OptionError
-from sebp_edge.events import TensorWritten, silent
+from sebp_edge.events import TensorWritten
 from sebp_edge.export import exporter as main_path
 from sebp_edge.export import formats, llama_cpp, mlx_lm
-from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.source import Source
-from sebp_edge.lessons.examples import encode
-from sebp_edge.reading.readers import read_texts
 from sebp_edge.store.record import AdapterRecord
 
 RECIPE = {"name": "notes", "method": "lora"}
@@ -325,46 +319,6 @@ def test_a_file_is_compared_with_the_model_that_is_not_rounded(llama, base, adap
     assert len(found) == is_worse
     assert not is_worse or f"{file:.3f} instead of {base:.3f}" in found[0]
     assert list(main_path._losses(formats.Merged(source), [], losses, file, None)) == []
-
-
-def judged_loss(personalizer, adapter):
-    """The loss of the rounded model, on what an export compares models on."""
-    base = personalizer.in_use.load(silent)
-    examples, _ = encode(read_texts(long_texts()).documents, base.tokenizer, base.model.config.max_position_embeddings)
-    adaptation = load(base, adapter, "q4_0")
-    try:
-        collator = Collator(256, base.pad_token_id)
-        with scoring(adaptation.model, examples, collator, base.device, silent) as losses:
-            return losses().mean
-    finally:
-        adaptation.detach()
-
-
-@pytest.mark.slow
-def test_the_file_has_the_loss_that_was_judged(llama, tmp_path):
-    model, _ = llama
-    adapter = make_adapter(tmp_path / "trained", model, recipe=RECIPE | {"merge_for": "q4_0"})
-    personalizer = Personalizer(model, device="cpu")
-    judged = judged_loss(personalizer, adapter)
-    result = personalizer.export(adapter, tmp_path / "out", texts=long_texts())
-    assert (result.quant, result.warnings) == ("q4_0", _without_gain(result))
-    assert result.loss == pytest.approx(judged, abs=2e-6)
-
-
-def _without_gain(result):
-    return tuple(warning for warning in result.warnings if "trained for" not in warning)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("trained_for", "quant"), [("q4_0", None), ("../q4_0", None), ("q4_0", "q8_0")])
-def test_an_adapter_is_exported_as_it_was_trained_unless_another_quantisation_is_asked_for(
-    llama, tmp_path, no_memory, trained_for, quant
-):
-    adapter = make_adapter(tmp_path / "trained", llama[0], recipe=RECIPE | {"merge_for": trained_for})
-    result = Personalizer(llama[0], device="cpu").export(adapter, tmp_path / "out", quant=quant)
-    assert result.quant == (quant or (trained_for if trained_for in QUANTISATIONS else "q8_0"))
-    warned = ("This adapter was trained for q4_0, and may gain less in q8_0.",) if quant else ()
-    assert result.warnings[1:] == warned
 
 
 def test_k_quants_need_llama_quantize(llama, tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """On a GPU the budget covers the whole process, dry runs change nothing, and other programs' memory is noticed.
 
-Run this file by itself, since free memory is that of the whole GPU.
+Run this file with -n 0, since free memory is that of the whole GPU.
 """
 
 import re

@@ -166,12 +166,6 @@ def all_weights(recorder):
 
 
 @configuration
-def trained_for_a_quantisation(recorder):
-    adapt_notes(recorder, "--for", "q4_0", model="wide")
-    recorder.command("export", "default", "--to", "gguf", "--json")
-
-
-@configuration
 def memory_budgets(recorder):
     """Which options a plan for this machine chooses depends on its memory; those for absent GPUs do not."""
     adapt_notes(recorder, "--memory", "64GB")

@@ -53,8 +53,8 @@ MUTATIONS = [
          "torch.addmm(out, down, lora_B.T, beta=0, out=out)", "tests/ops", "outputs_and_gradients_are_pefts"),
         ("scaling of a gradient lost", "torch.addmm(up, dout, lora_B, beta=0, alpha=scaling, out=up)",
          "torch.addmm(up, dout, lora_B, beta=0, out=up)", "tests/ops", "outputs_and_gradients_are_pefts"),
-        ("scaling lost in a merge", "addmm_(lora_B, lora_A, alpha=layer.scaling[adapter])", "addmm_(lora_B, lora_A)",
-         "tests/models", "a_weight_with_the_adapter_is_the_exported_one"),
+        ("scaling lost in a merge", "torch.addmm(weight.float(), lora_B, lora_A, alpha=self.factors.scale)",
+         "torch.addmm(weight.float(), lora_B, lora_A)", "tests/export", "merged"),
         # The training.
         ("cosine without its warm-up", "math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup))",
          "math.cos(math.pi * step / max(1, total_steps))", "tests/training", "learning_rates_warm_up"),

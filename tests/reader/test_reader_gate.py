@@ -1,7 +1,6 @@
 """A quiz decides whether an adapter of the recipe `ask` is kept."""
 
 import pytest
-import torch
 from reader_notes import NO_EFFECT
 
 pytestmark = pytest.mark.slow
@@ -24,12 +23,3 @@ def test_the_base_model_and_the_active_version_are_asked_too(make):
     assert (result.verdict, result.active, result.compared_with) == ("better", True, 1)
     assert (result.quiz.right_active, result.quiz.right_before, result.quiz.right_after) == (5, 0, 5)
     assert "Of 5 questions about notes that it has not seen, it answers 5 right, 0 before" in result.summary
-
-
-def test_with_merge_for_the_base_model_is_asked_as_rounded_as_the_adapter(make, when_asked):
-    weights = []
-    when_asked(lambda model: weights.append(model.get_input_embeddings().weight.detach().clone()))
-    result = make(recipe=NO_EFFECT.replace(merge_for="q4_0")).adapt()
-    _, before, after = weights  # the first are the replies that it is the teacher of
-    assert torch.equal(before, after)
-    assert result.quiz.right_after == result.quiz.right_before

@@ -22,7 +22,6 @@ METHODS = {
     "lora": {},
     # At this rate each epoch surely lowers the loss.
     "lora, 4 bits": {"load_in_4bit": True, "learning_rate": 4e-3},
-    "lora, for q4_0": {"merge_for": "q4_0"},
     # With this learning rate, updates are smaller than the spacing of bf16.
     "full": {"method": "full", "learning_rate": 1e-5},
     "full, large updates": {"method": "full", "learning_rate": 1e-2},
@@ -61,7 +60,7 @@ def loss_on_test_documents(personalizer, texts, folders) -> float:
     collator = Collator(dataset.context_length, base.pad_token_id)
     judged = [schedule for schedule in make_schedules(dataset, recipe, seed=0) if not schedule.trains_on_all]
     for folder, schedule in zip(folders, judged, strict=True):
-        adaptation = load(base, folder, recipe.merge_for)
+        adaptation = load(base, folder)
         if recipe.method == "full":
             adaptation.model.requires_grad_(True)
         with RecoveringLearner(adaptation, recipe, dataset.examples, collator, silent) as learner:
@@ -93,7 +92,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
-    [("full", torch.float32), ("lora, for q4_0", torch.bfloat16)],
+    [("full", torch.float32), ("lora", torch.bfloat16)],
     ids=str,
 )
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):

@@ -72,7 +72,7 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: in
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
     more = max(state, _set_aside(setup))
-    return num_states_kept(setup, num_trainings) * state + more + offloaded + _rounded_in_place(setup)
+    return num_states_kept(setup, num_trainings) * state + more + offloaded
 
 
 def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
@@ -86,13 +86,7 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
     loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
-    return loaded + setup.itemsize * setup.dequantised_parameters + (0 if setup.on_gpu else _rounded_in_place(setup))
-
-
-def _rounded_in_place(setup: TrainingSetup) -> int:
-    """Counts the matrices without an adapter that are rounded for a training, whose originals the host keeps."""
-    shape = setup.shape
-    return setup.itemsize * (shape.parameters - shape.linear_parameters) if setup.recipe.merge_for else 0
+    return loaded + setup.itemsize * setup.dequantised_parameters
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
@@ -120,17 +114,15 @@ def _gradients(setup: TrainingSetup) -> int:
 
 
 def _one_matrix(setup: TrainingSetup) -> int:
-    """Counts the largest matrix that is dequantised, or rounded in fp32; on the CPU 4 bits have another copy of it."""
-    if setup.recipe.merge_for:
-        itemsize = setup.itemsize + FP32
-    elif setup.recipe.load_in_4bit:
-        itemsize = setup.itemsize * (1 if setup.on_gpu else 2)
-    else:
-        return 0
+    """Counts the largest matrix that is dequantised; on the CPU there is another copy of it."""
     blocks = setup.shape.blocks
-    if setup.options.dequantised_blocks == len(blocks):
+    if not setup.recipe.load_in_4bit or setup.options.dequantised_blocks == len(blocks):
         return 0
-    return itemsize * max((linear.size for block in blocks for linear in block.linears.values()), default=0)
+    return (
+        setup.itemsize
+        * (1 if setup.on_gpu else 2)
+        * max((linear.size for block in blocks for linear in block.linears.values()), default=0)
+    )
 
 
 def _graphs(setup: TrainingSetup, largest: Bucket) -> int:

@@ -18,8 +18,6 @@ CHUNKED_BLOCKS_SLOWDOWN = 1.1
 # floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
 TOKENS_PER_DEQUANTISATION = 250
 # Cost of merging and rounding the weights in every pass, in tokens: on a GPU it moves 22 bytes per weight; a core takes
-# 1 s for 10^8 weights, in which it multiplies them by some 300 tokens.
-TOKENS_PER_ROUNDING_GPU, TOKENS_PER_ROUNDING_CPU = 2200, 300
 # Bytes per second to the host or back, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
 HOST_RATE = 24e9
 
@@ -33,11 +31,9 @@ def estimate_seconds(setup: TrainingSetup, work: AmountOfWork, rate: float) -> f
     parameters, num_recomputed = setup.shape.parameters, setup.recomputed_parameters
     passes = (2 if setup.is_lora else 3) * parameters + num_recomputed
     tokens = work.trained_tokens
-    if setup.recipe.load_in_4bit or setup.recipe.merge_for:
+    if setup.recipe.load_in_4bit:
         times = -(-setup.options.max_rows // CHUNK_ROWS) if setup.options.chunked_blocks else 1
-        each = TOKENS_PER_ROUNDING_GPU if setup.on_gpu else TOKENS_PER_ROUNDING_CPU
-        if setup.recipe.load_in_4bit:
-            each = TOKENS_PER_DEQUANTISATION * (1 - setup.dequantised_parameters / setup.shape.linear_parameters)
+        each = TOKENS_PER_DEQUANTISATION * (1 - setup.dequantised_parameters / setup.shape.linear_parameters)
         tokens += each * work.micro_batches * times
     if setup.options.small_buffers:
         tokens *= SMALL_BUFFERS_SLOWDOWN

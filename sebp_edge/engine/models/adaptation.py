@@ -20,11 +20,9 @@ class Adaptation(Protocol):
 
     Attributes:
         model: the model to train and to generate with.
-        merge_for: the quantisation that it computes as, with or without the trained weights (see `Recipe.merge_for`).
     """
 
     model: nn.Module
-    merge_for: str | None
 
     def save(self, folder: Path) -> None:
         """Writes the trained weights into an existing folder, as safetensors."""
@@ -46,14 +44,10 @@ def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
     return FullWeights.fresh(base)
 
 
-def load(base: BaseModel, folder: Path, merge_for: str | None = None) -> Adaptation:
-    """Attaches saved weights to `base`.
-
-    Args:
-        merge_for: rounds a model with an adapter as `Recipe.merge_for` does.
-    """
+def load(base: BaseModel, folder: Path) -> Adaptation:
+    """Attaches saved weights to `base`."""
     if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
-        return LoraAdapter.from_folder(base, folder, merge_for)
+        return LoraAdapter.from_folder(base, folder)
     if any((folder / name).is_file() for name in (*FullWeights.MARKERS, PRUNED)):
         return FullWeights.from_folder(base, folder)
     expected = ", ".join(LoraAdapter.MARKERS + FullWeights.MARKERS)

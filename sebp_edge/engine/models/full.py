@@ -19,7 +19,6 @@ class FullWeights:
     """All weights of the base model, with a copy of the original ones on the CPU."""
 
     MARKERS = ("model.safetensors",)
-    merge_for = None
 
     def __init__(self, base: BaseModel):
         if base.in_4bit or base.in_fp8:

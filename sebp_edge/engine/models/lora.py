@@ -20,7 +20,6 @@ from sebp_edge.basics.weights import (
     refuse_non_finite,
 )
 from sebp_edge.engine.models.fp8 import Fp8Linear
-from sebp_edge.engine.models.gguf.quantised import quantisation_of_head
 from sebp_edge.engine.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
@@ -28,20 +27,15 @@ from sebp_edge.machine.devices import forked_random_state
 from sebp_edge.ops import (
     FourBits,
     Fp8Weight,
-    LoraGroup,
     LoraProjection,
     QuantisedScales,
     QuantisedWeight,
-    fake_quantise_,
-    lora_linear,
 )
-from sebp_edge.ops.fake_quantise import BLOCK
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
 with quick_import_of_bitsandbytes():
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.tuners.lora.layer import Linear as PeftLoraLinear
-    from peft.tuners.lora.layer import LoraVariant
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils.integrations import dequantize_bnb_weight
@@ -52,8 +46,6 @@ _READ_OR_OF_NO_EFFECT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
 }
 
-# Number of rows of a matrix that are rounded at once.
-_ROWS = 4096
 # PEFT's names in a file.
 _PREFIX = "base_model.model."
 
@@ -65,25 +57,22 @@ class LoraAdapter:
 
     def __init__(self, model: PeftModel):
         self.model = model
-        self.merge_for: str | None = None
-        self._unrounded: list[tuple[nn.Parameter, Tensor]] = []
 
     @classmethod
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
         """Makes a new adapter: lora_A is random by `seed`, lora_B zero, so that it changes nothing yet."""
         config = _config(recipe.with_defaults().r, recipe.lora_alpha)
         try:
-            adapter = cls(_attach(base, config, seed))
+            return cls(_attach(base, config, seed))
         except ValueError as error:
             raise ModelError(
                 f"PEFT does not support LoRA on {base.reference.name!r}, a {base.model.config.model_type} model; train "
                 "all its weights with the recipe 'full'."
             ) from error
-        return adapter._rounded(base, recipe.merge_for)
 
     @classmethod
-    def from_folder(cls, base: BaseModel, folder: Path, merge_for: str | None = None) -> "LoraAdapter":
-        """Loads an adapter from its folder; see `Recipe.merge_for`.
+    def from_folder(cls, base: BaseModel, folder: Path) -> "LoraAdapter":
+        """Loads an adapter from its folder.
 
         Raises:
             BaseModelMismatch: its tensors do not fit this base model's linear projections; the model is unchanged.
@@ -107,7 +96,7 @@ class LoraAdapter:
         except BaseException:
             adapter.detach()
             raise
-        return adapter._rounded(base, merge_for)
+        return adapter
 
     @classmethod
     def read_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
@@ -158,8 +147,8 @@ class LoraAdapter:
         self.model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
 
     def disabled(self) -> AbstractContextManager:
-        """Context in which the adapter is disabled; what is rounded stays so."""
-        return self._without_product() if self.merge_for else self.model.disable_adapter()
+        """Context in which the adapter is disabled."""
+        return self.model.disable_adapter()
 
     @contextmanager
     def without_effect(self) -> Iterator[None]:
@@ -177,47 +166,6 @@ class LoraAdapter:
     def detach(self) -> None:
         """Removes the adapter from the base model."""
         self.model.unload()
-        with torch.no_grad():
-            for weight, original in self._unrounded:
-                weight.copy_(original)
-        self._unrounded = []
-
-    def _rounded(self, base: BaseModel, merge_for: str | None) -> "LoraAdapter":
-        """Computes from now on as the merged model does in a file of this quantisation, if one is given.
-
-        Adapted weights are rounded in each pass. Other matrices are rounded in place until `detach`.
-        """
-        if merge_for is None:
-            return self
-        layers, self.merge_for = adapted_layers(base.model), merge_for
-        own = {layer.base_layer.weight for layer in layers}
-        others = [weight for name, weight in base.model.named_parameters() if weight.dim() > 1 and "lora_" not in name]
-        if odd := {weight.shape[-1] for weight in others if weight.shape[-1] % BLOCK}:
-            self.detach()
-            raise ModelError(
-                f"{base.reference.name!r} has rows of {min(odd)} weights, which blocks of {BLOCK} do not divide, so it "
-                f"cannot be trained for {merge_for}; leave that out."
-            )
-        for layer in layers:
-            layer.lora_variant[layer.active_adapters[0]] = _Rounded(merge_for)
-        head = base.model.get_output_embeddings().weight
-        for weight in others:
-            if weight not in own:
-                self._unrounded.append((weight, weight.detach().to("cpu", copy=True)))
-                _round_(weight, quantisation_of_head(merge_for) if weight is head else merge_for)
-        return self
-
-    @contextmanager
-    def _without_product(self) -> Iterator[None]:
-        layers = adapted_layers(self.model)
-        scalings = [dict(layer.scaling) for layer in layers]
-        try:
-            for layer in layers:
-                layer.scaling.update(dict.fromkeys(layer.scaling, 0.0))
-            yield
-        finally:
-            for layer, scaling in zip(layers, scalings, strict=True):
-                layer.scaling.update(scaling)
 
 
 class LoraFactors(NamedTuple):
@@ -292,38 +240,6 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
     return model.eval()
 
 
-class _Rounded(LoraVariant):
-    """A layer with the merged weight as a file of one quantisation has it: Q(W + s B A).
-
-    Gradients pass straight through the rounding, so the layer is plain LoRA on the weight that makes up for it.
-    """
-
-    def __init__(self, quantisation: str):
-        self._quantisation = quantisation
-
-    def weight(self, layer: PeftLoraLinear, adapter: str) -> QuantisedWeight:
-        return QuantisedWeight(layer.base_layer.weight.dtype, partial(self._write, layer, adapter))
-
-    @torch.no_grad()
-    def _write(self, layer: PeftLoraLinear, adapter: str, out: Tensor) -> None:
-        weight = layer.base_layer.weight
-        lora_A, lora_B = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
-        # As an export merges them.
-        merged = weight.to(torch.float32, copy=True).addmm_(lora_B, lora_A, alpha=layer.scaling[adapter])
-        fake_quantise_(out, merged, self._quantisation, weight)
-
-    def forward(self, module: PeftLoraLinear, active_adapter: str, x: Tensor, result: Tensor, **kwargs) -> Tensor:
-        """Called by PEFT where layers are not fused."""
-        return lora_linear(x.to(result.dtype), LoraGroup.stack([plain_projection(module)]))[0]
-
-
-@torch.no_grad()
-def _round_(weight: Tensor, quantisation: str) -> None:
-    # In parts: an embedding of a large vocabulary would take a gigabyte in fp32.
-    for rows in weight.split(_ROWS):
-        fake_quantise_(rows, rows.float(), quantisation)
-
-
 def adapted_layers(model: nn.Module) -> list[nn.Module]:
     """Returns PEFT's layers in a model."""
     return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
@@ -377,12 +293,9 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
     trained = base.weight.requires_grad or (base.bias is not None and base.bias.requires_grad)
     if trained or name not in layer.lora_A:
         return None
-    rounded = layer.lora_variant.get(name)
-    if not isinstance(rounded, _Rounded | None):
+    if name in layer.lora_variant or layer.lora_bias[name] or type(layer.lora_dropout[name]) is not nn.Identity:
         return None
-    if layer.lora_bias[name] or type(layer.lora_dropout[name]) is not nn.Identity:
-        return None
-    weight = _frozen_weight(base) if rounded is None else rounded.weight(layer, name)
+    weight = _frozen_weight(base)
     if weight is None:
         return None
     bias = None if base.bias is None else base.bias.to(weight.dtype)

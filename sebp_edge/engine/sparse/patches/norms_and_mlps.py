@@ -44,9 +44,10 @@ class SmallOps(Patch):
 
     def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
         """Yields the modules that pass a trial, each with a function that computes the same."""
+        in_fp8 = is_in_fp8(self._decoder)
         for module in list(self._decoder.modules()):
             # A forward that was already replaced stays as it is.
-            replacement = self._find_replacement(module) if has_own_forward(module) else None
+            replacement = self._find_replacement(module, in_fp8) if has_own_forward(module) else None
             if replacement is not None:
                 yield module, replacement
 
@@ -54,14 +55,13 @@ class SmallOps(Patch):
         """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
-    def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    def _find_replacement(self, module: nn.Module, in_fp8: bool) -> Callable[[Tensor], Tensor] | None:
         """Returns a function that computes the same as the module, or None."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
             # Not those of heads, whose outputs no layer in FP8 reads.
             is_of_states = module.weight.numel() == self._decoder.get_input_embeddings().weight.shape[1]
-            in_fp8 = is_of_states and is_in_fp8(self._decoder)
-            candidates = [_Norm(module, offset, self._sources, in_fp8) for offset in (0.0, 1.0)]
+            candidates = [_Norm(module, offset, self._sources, is_of_states and in_fp8) for offset in (0.0, 1.0)]
         elif _looks_like_an_mlp(module):
             embedding = self._decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
