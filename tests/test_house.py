@@ -55,27 +55,27 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_067
+MAX_LINES = 50_920
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_562,
+    "files at the root": 1_545,
     "ask": 1_054,
     "basics": 951,
     "basics.pages": 304,
-    "cli": 2_963,
+    "cli": 2_959,
     "engine": 9,
-    "engine.memory": 1_659,
-    "engine.models": 4_770,
+    "engine.memory": 1_647,
+    "engine.models": 4_676,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_681,
     "engine.sparse.patches": 2_554,
     "engine.sparse.rows": 1_219,
     "engine.training": 3_727,
-    "export": 1_993,
+    "export": 1_982,
     "lessons": 2_258,
     "machine": 1_012,
     "reading": 6_839,
     "research": 1_793,
-    "run": 6_122,
+    "run": 6_113,
     "serve": 2_975,
     "store": 3_035,
     "values": 1_419,
