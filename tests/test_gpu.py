@@ -119,7 +119,7 @@ def test_training_with_labels_in_bf16_errs_no_more_than_dense(family, prompt, ve
         assert (copied(found[name]) - truth).norm() <= allowed, name
 
 
-@pytest.mark.parametrize("bucket", [None, Bucket.holding(277, 3, 119, 277), Bucket(600, 9, 128, 300)])
+@pytest.mark.parametrize("bucket", [None, Bucket(277, 3, 119, 277).on_grid, Bucket(600, 9, 128, 300)])
 def test_an_example_never_sees_its_neighbour_bitwise(bucket):
     model = make_llama(max_position_embeddings=256).to("cuda", torch.bfloat16)
     batch = padded_batch(lengths=(90, 120, 70), length=128)
@@ -143,7 +143,7 @@ def test_an_example_never_sees_its_neighbour_bitwise(bucket):
 def test_filler_adds_no_error_in_bf16(family, prompt):
     batch = padded_batch(lengths=(100, 1, 64, 17), length=128, prompt=prompt)
     tokens = ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
-    filled = tokens.filled(Bucket.holding(*tokens.sizes))
+    filled = tokens.filled(tokens.sizes.on_grid)
     model = MODELS[family]().double()
 
     def weighted(tokens):

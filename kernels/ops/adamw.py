@@ -45,8 +45,8 @@ class Moments(NamedTuple):
         """Zeros, in 8 bits or in fp32; None means 8 bits for bf16 weights only."""
         if not (weight.dtype == torch.bfloat16 if in_8_bits is None else in_8_bits):
             return cls(*(torch.zeros_like(weight, dtype=torch.float32) for _ in range(2)), None)
-        codes = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
-        return cls(*codes, torch.zeros(2, -(-weight.numel() // BLOCK), dtype=torch.uint8, device=weight.device))
+        first, second = (torch.zeros(weight.numel(), dtype=torch.uint8, device=weight.device) for _ in range(2))
+        return cls(first, second, torch.zeros(2, -(-weight.numel() // BLOCK), dtype=torch.uint8, device=weight.device))
 
     def zero_(self) -> None:
         """Sets all moments to zero."""

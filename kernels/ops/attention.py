@@ -129,15 +129,15 @@ def sequence_attention_(
         raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
     if prefixes is not None and not scores.causal:
         raise ValueError("Prefixes need causal attention: without it their rows would see what continues them.")
+    cos, sin = rotary or (None, None)
     if scores.softcap is None:
-        cos, sin = rotary or (None, None)
         is_short = prefixes is not None or max_len <= MAX_SHORT_LENGTH
         if is_short and not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE):
             return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, prefixes)
         if prefixes is None and backend.runs_flash_attention(q_AHE):
             return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_dq_bytes)
     if rotary is not None:
-        q_AHE, k_AGE = reference.rotate(q_AHE, *rotary), reference.rotate(k_AGE, *rotary)
+        q_AHE, k_AGE = reference.rotate(q_AHE, cos, sin), reference.rotate(k_AGE, cos, sin)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, prefixes)
 
 
@@ -146,13 +146,11 @@ class _ShortAttention(torch.autograd.Function):
     def forward(ctx, q_AHE, k_AGE, v_AGE, cos_AE, sin_AE, cu_seqlens, max_len, scores, prefixes):
         rotary = None if cos_AE is None else (cos_AE, sin_AE)
         scale = q_AHE.shape[-1] ** -0.5 if scores.scale is None else scores.scale
-        options = (max_len, scale, scores.window, scores.causal)
+        ctx.options = (max_len, scale, scores.window, scores.causal)
         out_AHE, logsumexp_AH = backend.kernels("short_attention").short_attention_(
-            q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *options, prefixes
+            q_AHE, k_AGE, v_AGE, rotary, cu_seqlens, *ctx.options, prefixes
         )
-        saved = (out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE, *(prefixes or ()))
-        ctx.save_for_backward(q_AHE, k_AGE, v_AGE, *saved)
-        ctx.options = options
+        ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp_AH, cu_seqlens, cos_AE, sin_AE, *(prefixes or ()))
         return out_AHE
 
     @staticmethod
@@ -179,9 +177,9 @@ class _FlashAttention(torch.autograd.Function):
         if scores.window is not None:
             # torch counts keys to the left of the query, here the query is counted too.
             options |= {"window_size_left": scores.window - 1, "window_size_right": 0}
-        lengths = (cu_seqlens, cu_seqlens, max_len, max_len)
+        dropout, causal = scores.dropout, scores.causal
         out_AHE, logsumexp, rng_state, unused, _ = torch.ops.aten._flash_attention_forward(
-            q_AHE, k_AGE, v_AGE, *lengths, scores.dropout, scores.causal, False, **options
+            q_AHE, k_AGE, v_AGE, cu_seqlens, cu_seqlens, max_len, max_len, dropout, causal, False, **options
         )
         ctx.save_for_backward(q_AHE, k_AGE, v_AGE, out_AHE, logsumexp, rng_state, unused, cu_seqlens, cos_AE, sin_AE)
         ctx.max_len, ctx.scores, ctx.options, ctx.max_dq_bytes = max_len, scores, options, max_dq_bytes
@@ -235,20 +233,19 @@ def _head_groups(
 
 
 def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, prefixes: Prefixes | None = None) -> Tensor:
-    bounds = list(pairwise(cu_seqlens.tolist()))
+    sequences = [slice(begin, end) for begin, end in pairwise(cu_seqlens.tolist())]
     attend = _torch_attention if scores.softcap is None else _capped_attention
-    without = [(0, 0)] * len(bounds)
+    without = [(0, 0)] * len(sequences)
     before = without if prefixes is None else zip(prefixes.begins.tolist(), prefixes.lengths.tolist(), strict=True)
 
-    def keys_seen(states_AGE: Tensor, own: tuple[int, int], prefix: tuple[int, int]) -> Tensor:
+    def keys_seen(states_AGE: Tensor, own: slice, prefix: tuple[int, int]) -> Tensor:
         begin, length = prefix
-        states = states_AGE[slice(*own)]
-        return torch.cat([states_AGE[begin : begin + length], states]) if length else states
+        return torch.cat([states_AGE[begin : begin + length], states_AGE[own]]) if length else states_AGE[own]
 
     outputs = []
-    for own, prefix in zip(bounds, before, strict=True):
-        if own[0] < own[1]:
-            states = q_AHE[slice(*own)], keys_seen(k_AGE, own, prefix), keys_seen(v_AGE, own, prefix)
+    for own, prefix in zip(sequences, before, strict=True):
+        if own.start < own.stop:
+            states = q_AHE[own], keys_seen(k_AGE, own, prefix), keys_seen(v_AGE, own, prefix)
             outputs.append(attend(*(part.transpose(0, 1) for part in states), scores).transpose(0, 1))
     return torch.cat(outputs) if outputs else q_AHE
 
@@ -258,9 +255,10 @@ def _torch_attention(q_HLE, k_GLE, v_GLE, scores: Scores) -> Tensor:
     sees_all_before = length == num_keys and (scores.window is None or length <= scores.window)
     mask = None if sees_all_before else _visible(length, num_keys, scores, q_HLE.device)
     grouped = q_HLE.shape[0] != k_GLE.shape[0]
-    states = (states[None] for states in (q_HLE, k_GLE, v_GLE))
     return F.scaled_dot_product_attention(
-        *states,
+        q_HLE[None],
+        k_GLE[None],
+        v_GLE[None],
         attn_mask=mask,
         dropout_p=scores.dropout,
         is_causal=scores.causal and mask is None,

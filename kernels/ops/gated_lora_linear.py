@@ -22,12 +22,12 @@ from .lora_group import LoraGroup
 
 class _GatedLoraLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, hidden, activation, group, unfinished, *adapter):
+    def forward(ctx, gate, up, hidden, activation, group, unfinished, lora_A, lora_B):
         """The output, [..., M], as `LoraGroup.begin` computes it."""
         gate_NF, up_NF = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
         out_NM, down_NR = group.begin(hidden.reshape(gate_NF.shape), unfinished)
         # The adapter itself, so that autograd notices if it changes before the backward pass.
-        ctx.save_for_backward(gate_NF, up_NF, down_NR, *adapter)
+        ctx.save_for_backward(gate_NF, up_NF, down_NR, lora_A, lora_B)
         ctx.activation, ctx.group, ctx.shape = activation, group, gate.shape
         return out_NM.view(*gate.shape[:-1], out_NM.shape[1])
 
@@ -36,11 +36,11 @@ class _GatedLoraLinear(torch.autograd.Function):
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, lora_A, _ = ctx.saved_tensors
         group, dout_NM, num_hidden = ctx.group, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
-        sides = group.stacked_A, gate_NF, up_NF, ctx.activation
+        stacked_A, activation = group.stacked_A, ctx.activation
         if (joined := group.joined_for(dout_NM)) is not None:
-            rest = dout_NM, down_NR, group.scaling, group.place
+            product, scales, up = joined.multiply_backward(dout_NM)
             dgate_up_N2F, dlora_A, dlora_B = backend.kernels("gated").joined_gated_backward(
-                *joined.multiply_backward(dout_NM), *sides, *rest
+                product, scales, up, stacked_A, gate_NF, up_NF, activation, dout_NM, down_NR, group.scaling, group.place
             )
         else:
             up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
@@ -48,7 +48,7 @@ class _GatedLoraLinear(torch.autograd.Function):
             )
             dproduct_NF, scales_N = _product_backward(dout_NM, group, num_hidden)
             dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
-                dproduct_NF, up_NR, *sides, scales_N
+                dproduct_NF, up_NR, stacked_A, gate_NF, up_NF, activation, scales_N
             )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, *4 * (None,), *group.split(dlora_A, dlora_B, lora_A.dtype)
@@ -80,9 +80,8 @@ def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> 
     """
     if len(group.columns) != 1:
         raise ValueError(f"A gated product goes through one projection, but the group has {len(group.columns)}.")
-    hidden, adapter = hidden.detach(), (*group.loras_A, *group.loras_B)
+    hidden, (lora_A,), (lora_B,) = hidden.detach(), group.loras_A, group.loras_B
     unfinished: list[Tensor] = []
-    out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, unfinished, *adapter)
-    if unfinished:
-        group.add_product(hidden, *unfinished, source.in_fp8)
+    out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, unfinished, lora_A, lora_B)
+    group.finish(hidden, unfinished, source.in_fp8)
     return out

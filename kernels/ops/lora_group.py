@@ -96,8 +96,9 @@ class LoraGroup:
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        common = scalings[0], is_quantised, one_matrix, scratch
-        group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, *common)
+        group = cls(
+            weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], is_quantised, one_matrix, scratch
+        )
         if isinstance(one_matrix, JoinedWeight | BesideFp8):
             group.refresh()
         if scratch is not None and is_quantised:
@@ -164,11 +165,12 @@ class LoraGroup:
     def begin(self, x_NK: Tensor, unfinished: list[Tensor]) -> tuple[Tensor, Tensor]:
         """All outputs side by side, [N, M], and D, [N, n R].
 
-        If the outputs lack X Wᵀ, which `add_product` then adds, appends its arguments to `unfinished`.
+        If the outputs lack X Wᵀ, which `finish` then adds, appends them and D to `unfinished`.
         """
         if isinstance(joined := self.joined_for(x_NK), JoinedWeight | FourBitsWithAdapters):
-            rest = self.stacked_B, self.bias, self.columns, self.scaling
-            return backend.kernels("joined_lora").add_lora(*joined.multiply(x_NK), *rest)
+            return backend.kernels("joined_lora").add_lora(
+                *joined.multiply(x_NK), self.stacked_B, self.bias, self.columns, self.scaling
+            )
         out_NM, down_NR = self._apply_adapters(x_NK)
         # `.data`: completing the forward pass must not bump autograd's version.
         unfinished += out_NM.data, down_NR
@@ -177,7 +179,7 @@ class LoraGroup:
     def _apply_adapters(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """The adapters' part of all outputs side by side, with the bias, [N, M]; and D, [N, n R].
 
-        For weights in FP8 `add_product` writes that part too, and the outputs have no values yet.
+        For weights in FP8 `finish` writes that part too, and the outputs have no values yet.
         """
         down_NR = x_NK @ self.stacked_A.T
         if self.in_fp8:
@@ -187,13 +189,15 @@ class LoraGroup:
         ), down_NR
 
     @torch.no_grad()
-    def add_product(self, x: Tensor, out_NM: Tensor, down_NR: Tensor, x_in_fp8: Fp8Rows | None = None) -> None:
-        """Adds X Wᵀ to what `begin` gave, after all that is kept for the backward pass.
+    def finish(self, x: Tensor, unfinished: list[Tensor], x_in_fp8: Fp8Rows | None = None) -> None:
+        """Adds X Wᵀ to outputs that `begin` left without it, after all that is kept for the backward pass.
 
         So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
         product with its last layer's weight.
         """
-        x_NK = x.reshape(-1, x.shape[-1])
+        if not unfinished:
+            return
+        x_NK, (out_NM, down_NR) = x.reshape(-1, x.shape[-1]), unfinished
         if self.in_fp8:
             small = down_NR, self.stacked_B, self.bias, self.columns, self.scaling
             self.in_fp8.outputs_(out_NM, x_NK, small, x_in_fp8)

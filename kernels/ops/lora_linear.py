@@ -77,11 +77,11 @@ class _LoraLinear(torch.autograd.Function):
             dout_AM = take(dout_NM, rows, weighted=True)
         down_AR = take_kept(kept_down, rows, num_rows)
         if rows is None and ctx.needs_input_grad[0] and (joined := group.joined_for(dout_AM)) is not None:
-            products = joined.multiply_backward(dout_AM)
+            product, scales, up = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
-            small = dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling
-            given = *products, *small, group.place
-            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(*given)
+            dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(
+                product, scales, up, dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling, group.place
+            )
             return dx.reshape(ctx.x_shape), *4 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
             dout_AM, down_AR, group.stacked_B, group.columns, group.scaling
@@ -167,6 +167,5 @@ def lora_linear(
     rows = as_rows(rows, x.shape[:-1].numel())
     unfinished: list[Tensor] = []
     outputs = _LoraLinear.apply(x, rows, group, recompute, unfinished, *group.loras_A, *group.loras_B)
-    if unfinished:
-        group.add_product(x, *unfinished, None if recompute is None else recompute.in_fp8)
+    group.finish(x, unfinished, None if recompute is None else recompute.in_fp8)
     return outputs

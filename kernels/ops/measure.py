@@ -57,8 +57,8 @@ def fastest(
 ) -> dict[choices.Shape, choices.Algorithms]:
     """The best algorithms of each shape: those with the least summed slowdown over the row sets that share it."""
     by_shape = defaultdict(list)
-    for (rows, one), wanted in itertools.product(times, [(True, False), (False, True), (True, True)]):
-        shape = choices.Shape.of(*wanted, dtype.itemsize, num_inputs, num_outputs, len(rows.ids))
+    for (rows, one), (dx, dweight) in itertools.product(times, [(True, False), (False, True), (True, True)]):
+        shape = choices.Shape.of(dx, dweight, dtype.itemsize, num_inputs, num_outputs, len(rows.ids))
         by_shape[shape].append(one)
     return {shape: _best_algorithms(shape.wanted, several) for shape, several in by_shape.items()}
 
@@ -67,7 +67,7 @@ def _best_algorithms(wanted: str, times: list[LayerTimes]) -> choices.Algorithms
     # A product that is not needed counts as cuBLAS's, which costs nothing.
     options_dx = set.intersection(*(set(one.dx) for one in times)) if wanted != "dweight" else {None}
     options_dweight = set.intersection(*(set(one.dweight) for one in times)) if wanted != "dx" else {None}
-    algorithms = [choices.Algorithms(*pair) for pair in itertools.product(options_dx, options_dweight)]
+    algorithms = [choices.Algorithms(dx, dweight) for dx, dweight in itertools.product(options_dx, options_dweight)]
     best = [min(one.of(wanted, algorithm) for algorithm in algorithms) for one in times]
     return min(
         algorithms,

@@ -118,7 +118,7 @@ def _backward_op(
 ) -> list[Tensor]:
     """`_gradients_of_rows` as one operation of a compiled graph; returns only the needed gradients."""
     rows = ActiveRows(ids, slots, count, weights)
-    gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, NeededGradients(*needed))
+    gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, NeededGradients._make(needed))
     return [gradient for gradient in gradients if gradient is not None]
 
 

@@ -67,8 +67,8 @@ def test_on_a_gpu_buckets_hold_what_is_computed_once():
         for shares in (False, True)
     )
     packed = share_beginnings(pack(examples), on_gpu=True)
-    assert alone.trained == [Bucket.holding(*pack(examples).sizes)]
-    assert shared.trained == [Bucket.holding(*packed.sizes)]
+    assert alone.trained == [pack(examples).sizes.on_grid]
+    assert shared.trained == [packed.sizes.on_grid]
     assert shared.trained_tokens == shared.trained[0].cost
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sebp_edge.engine.models.text_stream import TextStream
+from sebp_edge.engine.models.generation import TextStream
 
 
 class BytesTokenizer:

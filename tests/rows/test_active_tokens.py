@@ -22,7 +22,7 @@ from sebp_edge.ops import Prefixes
 BUCKETS = {
     "exact": None,
     "one token more": Bucket(39, 4, 23, 38),
-    "on the grid": Bucket.holding(38, 4, 23, 38),
+    "on the grid": Bucket(38, 4, 23, 38).on_grid,
     "much larger": Bucket(257, 9, 40, 100),
     "loss everywhere": Bucket(64, 4, 23, 64),
 }
@@ -131,7 +131,7 @@ def test_a_sequence_without_a_loss_has_a_slot_and_no_token():
     batch["labels"][2] = IGNORE
     tokens = gathered(batch)
     assert tokens.cu_seqlens.diff().tolist() == [10, 0, 0, 5]
-    filled = tokens.filled(Bucket.holding(*tokens.sizes))
+    filled = tokens.filled(tokens.sizes.on_grid)
     assert filled.cu_seqlens.diff().tolist()[:5] == [10, 0, 0, 5, 1]
     with torch.no_grad(), Hoisted(make_llama()) as hoisted:
         losses = hoisted.row_losses(filled)

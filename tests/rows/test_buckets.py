@@ -12,7 +12,7 @@ from sebp_edge.engine.sparse.rows.buckets import CAPTURE_COST, GRID_STEP, MAX_BU
 
 def test_every_size_fits_into_its_bucket_with_little_filler():
     for size in range(1, 5001):
-        bucket = Bucket.holding(size, size, size, size)
+        bucket = Bucket(size, size, size, size).on_grid
         assert bucket.holds(Bucket(size, size, size, size))
         assert max(bucket.sequences, bucket.longest) < 2 * size
         assert bucket.tokens == bucket.loss_rows
@@ -22,12 +22,12 @@ def test_every_size_fits_into_its_bucket_with_little_filler():
 
 def test_larger_sizes_never_get_a_smaller_bucket():
     """So fewer loss rows than tokens stay fewer, and merged buckets are on the grid."""
-    sizes = [Bucket.holding(size, size, size, size) for size in range(5001)]
+    sizes = [Bucket(size, size, size, size).on_grid for size in range(5001)]
     assert all(larger.holds(smaller) for smaller, larger in pairwise(sizes))
 
 
 def test_the_grid_has_few_sizes():
-    assert len({Bucket.holding(size, 1, 1, 1) for size in range(1, 4097)}) == 6 + 31 + 2 * 16
+    assert len({Bucket(size, 1, 1, 1).on_grid for size in range(1, 4097)}) == 6 + 31 + 2 * 16
 
 
 @pytest.mark.parametrize("bucket", [Bucket(512, 16, 64, 512), Bucket(513, 1, 512, 9), Bucket(7, 7, 1, 7)])
@@ -67,7 +67,7 @@ def test_a_long_training_needs_few_buckets_and_wastes_little(batch_tokens, share
         tokens = sum(lengths)
         loss_rows = tokens if share == 1 else max(1, round(tokens * order.gauss(share, 0.03)))
         sizes.append(Bucket(tokens, len(lengths), max(lengths), loss_rows))
-    buckets = choose_buckets(20 * [Bucket.holding(*size) for size in sizes])
+    buckets = choose_buckets(20 * [Bucket(*size).on_grid for size in sizes])
     assert 1 <= len(buckets) <= MAX_BUCKETS
     assert [bucket.cost for bucket in buckets] == sorted(bucket.cost for bucket in buckets)
     chosen = [next(bucket for bucket in buckets if bucket.holds(size)) for size in sizes]
@@ -90,7 +90,7 @@ def test_each_bucket_pays_for_its_capture(seed):
     order, needed = random.Random(seed), []
     for _ in range(6):
         tokens, longest = order.randint(50, 1200), order.choice([64, 256, 512])
-        size = Bucket.holding(tokens, order.randint(1, 8), min(longest, tokens), order.randint(1, tokens))
+        size = Bucket(tokens, order.randint(1, 8), min(longest, tokens), order.randint(1, tokens)).on_grid
         needed += order.choice([1, 5, 30, 200]) * [size]
     buckets = choose_buckets(needed)
     found = cost_with_captures(needed, buckets)
@@ -111,7 +111,7 @@ def test_each_bucket_pays_for_its_capture(seed):
 
 
 def test_a_bucket_that_few_steps_use_replays_a_larger_one():
-    small, large = Bucket.holding(256, 2, 256, 256), Bucket.holding(512, 2, 256, 512)
+    small, large = Bucket(256, 2, 256, 256).on_grid, Bucket(512, 2, 256, 512).on_grid
     pays = math.ceil(CAPTURE_COST / (large.cost - small.cost))
     assert choose_buckets((pays - 1) * [small] + 500 * [large]) == [large]
     assert choose_buckets(pays * [small] + 500 * [large]) == [small, large]
@@ -119,13 +119,13 @@ def test_a_bucket_that_few_steps_use_replays_a_larger_one():
 
 def test_long_and_short_sequences_have_separate_buckets():
     """In a merged bucket, each of many short sequences would have a slot of the long one's size."""
-    short, long = Bucket.holding(4000, 150, 60, 4000), Bucket.holding(4000, 1, 4000, 4000)
+    short, long = Bucket(4000, 150, 60, 4000).on_grid, Bucket(4000, 1, 4000, 4000).on_grid
     assert set(choose_buckets([short] * 20 + [long] * 20)) == {short, long}
 
 
 def test_small_batches_share_a_bucket():
     """A step on 4 tokens costs nearly as much as one on 16."""
-    needed = [Bucket.holding(size, 1, size, size) for size in range(1, 17)]
+    needed = [Bucket(size, 1, size, size).on_grid for size in range(1, 17)]
     assert choose_buckets(needed) == [Bucket(16, 1, 16, 16)]
 
 
@@ -134,7 +134,7 @@ def test_choosing_takes_little_time_for_sizes_that_vary_much():
     for _ in range(300):
         tokens, longest = order.randint(50, 4096), order.choice([64, 256, 1024, 4096])
         sequences = -(-tokens // longest) * order.randint(1, 4)
-        needed.append(Bucket.holding(tokens, sequences, min(longest, tokens), order.randint(1, tokens)))
+        needed.append(Bucket(tokens, sequences, min(longest, tokens), order.randint(1, tokens)).on_grid)
     with at_most(5):
         buckets = choose_buckets(needed)
     assert len(buckets) == MAX_BUCKETS
@@ -142,13 +142,13 @@ def test_choosing_takes_little_time_for_sizes_that_vary_much():
 
 
 def test_more_than_six_buckets_are_merged_at_any_cost():
-    needed = 12 * [Bucket.holding(1000 * size, 4, 1000, 1000 * size) for size in range(1, 20)]
+    needed = 12 * [Bucket(1000 * size, 4, 1000, 1000 * size).on_grid for size in range(1, 20)]
     buckets = choose_buckets(needed)
     assert len(buckets) == MAX_BUCKETS
     assert all(any(bucket.holds(one) for bucket in buckets) for one in needed)
 
 
 def test_one_batch_has_one_bucket_and_no_batch_has_none():
-    one = Bucket.holding(7, 2, 4, 5)
+    one = Bucket(7, 2, 4, 5).on_grid
     assert choose_buckets([one]) == [one]
     assert choose_buckets([]) == []

@@ -110,7 +110,7 @@ class Matmul:
         dtype, (stride_a, stride_b, stride_out) = TYPES[product.dtype], product.strides
         is_fp8 = product.dtype == FP8
         rows, inner, columns = product[1:4]
-        first = (inner, columns) if product.transposed else (columns, inner)
+        rows_b, columns_b = (inner, columns) if product.transposed else (columns, inner)
         self._descriptor, transposed = c_void_p(), c_int(product.transposed)
         _call("cublasLtMatmulDescCreate", byref(self._descriptor), _COMPUTE_FP32, _FP32)
         _set("cublasLtMatmulDescSetAttribute", self._descriptor, _TRANSPOSE_FIRST, transposed)
@@ -118,7 +118,7 @@ class Matmul:
             # Sums keep 14 bits then, which is more than the factors have.
             _set("cublasLtMatmulDescSetAttribute", self._descriptor, _FAST_SUMS, ctypes.c_int8(1))
         self._layouts = [
-            _layout(dtype, *first, stride_b),
+            _layout(dtype, rows_b, columns_b, stride_b),
             _layout(dtype, inner, rows, stride_a),
             _layout(TYPES["bfloat16"] if is_fp8 else dtype, columns, rows, stride_out),
         ]
@@ -159,18 +159,17 @@ class Matmul:
             _set("cublasLtMatmulPreferenceSetAttribute", preference, _REDUCTIONS, ctypes.c_uint32(_REDUCED_IN_FP32))
             for alignment in _MIN_ALIGNMENTS:
                 _set("cublasLtMatmulPreferenceSetAttribute", preference, alignment, ctypes.c_uint32(_ALIGNMENT))
-            layouts = (*self._layouts, self._layouts[2])
-            arguments = (
+            # It fails if there is no algorithm.
+            failed = _library().cublasLtMatmulAlgoGetHeuristic(
                 _handle(self._index),
                 self._descriptor,
-                *layouts,
+                *self._layouts,
+                self._layouts[2],
                 preference,
                 _MAX_ALGORITHMS,
                 found,
                 byref(number),
             )
-            # It fails if there is no algorithm.
-            failed = _library().cublasLtMatmulAlgoGetHeuristic(*arguments)
         finally:
             _call("cublasLtMatmulPreferenceDestroy", preference)
         return [] if failed else [one.algorithm for one in found[: number.value] if one.state == 0]
@@ -214,6 +213,6 @@ def _set(function: str, target: c_void_p, attribute: int, value) -> None:
     _call(function, target, attribute, byref(value), c_size_t(ctypes.sizeof(value)))
 
 
-def _call(function: str, *arguments) -> None:
-    if status := getattr(_library(), function)(*arguments):
+def _call(function: str, *args) -> None:
+    if status := getattr(_library(), function)(*args):
         raise RuntimeError(f"{function} failed with status {status}.")

@@ -281,9 +281,8 @@ def gated_lora_backward(
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
     # Of no outputs the kernel reads nothing that dB takes.
-    no_outputs = up_NR[:, :0], up_NR, 1.0
-    both = with_contiguous_rows(dout_NM), scales_N, with_contiguous_rows(up_NR)
-    return joined_gated_backward(*both, lora_A, gate_NM, up_NM, activation, *no_outputs)[:2]
+    dout_NM, up, no_outputs = with_contiguous_rows(dout_NM), with_contiguous_rows(up_NR), up_NR[:, :0]
+    return joined_gated_backward(dout_NM, scales_N, up, lora_A, gate_NM, up_NM, activation, no_outputs, up_NR, 1.0)[:2]
 
 
 def joined_gated_backward(

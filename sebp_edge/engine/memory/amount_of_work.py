@@ -49,7 +49,7 @@ class AmountOfWork:
             shared = shared_sizes(micro_batch, examples, on_gpu=on_gpu)
             num_repeated = sizes.tokens - shared.tokens
             if has_graphs:
-                return Bucket.holding(*(shared if shares_prefixes else sizes)), 0, num_repeated
+                return (shared if shares_prefixes else sizes).on_grid, 0, num_repeated
             # Torch copies the keys of a prefix for each sequence that continues it, so this shares no memory.
             return sizes, num_repeated if shares_prefixes else 0, num_repeated
 

@@ -223,8 +223,8 @@ class _Candidates:
         dtype = "nf4" if recipe.load_in_4bit else "fp8" if recipe.load_in_fp8 else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
-        words = self._kept(setup), _common(setup, work)
-        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, *words)
+        kept, common = self._kept(setup), _common(setup, work)
+        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, kept, common)
 
     def _kept(self, setup: TrainingSetup) -> str:
         """Returns how many blocks also hold their 4-bit weights dequantised, in words; "" without 4 bits."""

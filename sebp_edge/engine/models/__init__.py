@@ -21,8 +21,7 @@ sharding               how weights are spread over processes: what is supported,
 small_copy             a small copy of a decoder, with random weights
 adaptation, lora, full
                        attach, save, restore and detach trained weights
-generation, sampling, text_stream
-                       generate texts, the options, and the streaming of tokens as text
+generation, sampling   generate and stream texts, and the options
 decoding, decoding_alone
                        the decoder of all texts; transformers' loop for models whose rows cannot share a batch
 prefix_groups, row_cache, captured_step, threaded_linear

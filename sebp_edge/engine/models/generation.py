@@ -1,12 +1,11 @@
-"""Generates text from a prompt's tokens."""
+"""Generates text from a prompt's tokens, and streams it: whole characters only, up to a stop string."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedModel
 
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.sampling import Sampling
-from sebp_edge.engine.models.text_stream import TextStream
 from sebp_edge.errors import Interrupted
 
 
@@ -58,3 +57,73 @@ def answer_all(
     """Returns the new text of each prompt, the likeliest token each time; see `Decoder.decode`."""
     replies = Decoder(model).decode(prompts, end_ids, Sampling(max_new_tokens, temperature=0), check=check)
     return [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in replies]
+
+
+class TextStream:
+    """A text that grows token by token.
+
+    Args:
+        stop: the text ends before the first of these strings; no part of it is emitted.
+        on_text: receives each part of the text as soon as it is final; no part is empty.
+
+    Attributes:
+        text: all emitted parts.
+    """
+
+    def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):
+        self.text = ""
+        self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
+        self._tokens: list[int] = []
+        # Tokens before `_decoded` have been decoded; those from `_context` on are decoded again as context.
+        self._context = self._decoded = 0
+        self._pending = ""
+
+    def add(self, token: int) -> bool:
+        """Adds a token; returns whether it ends the text with a stop string."""
+        self._tokens.append(token)
+        return self._take(self._new_text(at_end=False))
+
+    def end(self) -> None:
+        """Emits the pending text."""
+        if not self._take(self._new_text(at_end=True)):
+            self._emit(len(self._pending))
+
+    def _new_text(self, *, at_end: bool) -> str:
+        """Returns the text that the latest tokens add.
+
+        A token's text depends on the token before it. A character may take several tokens, and decodes to "\\ufffd"
+        until the last of them.
+        """
+        before = self._decode(self._tokens[self._context : self._decoded])
+        text = self._decode(self._tokens[self._context :])
+        if text.endswith("\ufffd") and not at_end:
+            return ""
+        self._context, self._decoded = self._decoded, len(self._tokens)
+        return text[len(before) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def _take(self, new_text: str) -> bool:
+        """Emits what cannot be part of a stop string; returns whether a stop string was found."""
+        self._pending += new_text
+        # The stop string that is complete first wins, regardless of where tokens are cut.
+        found = [(start + len(string), start) for string in self._stop if (start := self._pending.find(string)) >= 0]
+        if found:
+            self._emit(min(found)[1])
+            self._pending = ""
+            return True
+        self._emit(len(self._pending) - self._partial_stop_size())
+        return False
+
+    def _partial_stop_size(self) -> int:
+        """Returns how many of the last pending characters may begin a stop string."""
+        longest = max(map(len, self._stop), default=1) - 1
+        sizes = range(min(longest, len(self._pending)), 0, -1)
+        return next((size for size in sizes if any(s.startswith(self._pending[-size:]) for s in self._stop)), 0)
+
+    def _emit(self, size: int) -> None:
+        text, self._pending = self._pending[:size], self._pending[size:]
+        if text:
+            self.text += text
+            self._on_text(text)

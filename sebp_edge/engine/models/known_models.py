@@ -108,9 +108,9 @@ def shape_from(values: dict, name: str) -> DecoderShape:
     """
     known = parse_dataclass(values, _ShapeValues)
     try:
-        sizes = [LinearShape(*one) for one in known.linears["sizes"]]
+        sizes = list(map(LinearShape._make, known.linears["sizes"]))
         distinct = [
-            Block({path: LinearShape(*size) for path, size in one["linears"].items()}, _kind(one["kind"]))
+            Block({path: LinearShape._make(size) for path, size in one["linears"].items()}, _kind(one["kind"]))
             for one in known.blocks["distinct"]
         ]
     except (TypeError, AttributeError) as error:

@@ -126,10 +126,10 @@ class Hoisted(FollowingPatch):
         """
         if self._decoder.device.type == "cpu":
             return True
-        states_AHE = 3 * [_no_queries(self._decoder)]
+        states_AHE = _no_queries(self._decoder)
         without_softcap = [scores for scores in self._fused_attention.scores if scores.softcap is None]
         is_ours = len(without_softcap) == len(blocks_of(self._decoder))
-        return is_ours and backend.runs_short_attention(*states_AHE)
+        return is_ours and backend.runs_short_attention(states_AHE, states_AHE, states_AHE)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
         """The loss of every loss row, in nats: fp32 [C].
@@ -253,8 +253,8 @@ def rows_attention(
     scores = Scores(scaling, sliding_window, softcap, causal, dropout)
     if recorded_scores is not None:
         recorded_scores.append(scores)
-    states = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
-    return sequence_attention_(*states, cu_seq_lens_q, max_length_q, scores, prefixes=prefixes)[None], None
+    q_AHE, k_AGE, v_AGE = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
+    return sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seq_lens_q, max_length_q, scores, prefixes=prefixes)[None], None
 
 
 AttentionInterface.register(ATTENTION, rows_attention)

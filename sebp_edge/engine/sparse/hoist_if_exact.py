@@ -106,8 +106,8 @@ class HoistedIfExact(Hoisted):
                         raise
                     raise SparsityError(f"the model failed on active rows ({type(error).__name__}).") from error
                 # Losses show what the head does; with fresh weights, all of them are about ln V.
-                pairs = ((padded_CD, hidden_CD, HIDDEN_STATES), (expected_C, found_C, ROW_LOSSES))
-                difference = next(filter(None, (disagreement(self.model, *pair) for pair in pairs)), None)
+                difference = disagreement(self.model, padded_CD, hidden_CD, HIDDEN_STATES)
+                difference = difference or disagreement(self.model, expected_C, found_C, ROW_LOSSES)
                 if difference is not None:
                     raise SparsityError(
                         f"its results on active rows differ from the padded ones by {percent(difference, 2)}."

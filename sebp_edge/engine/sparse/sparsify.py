@@ -236,13 +236,13 @@ class Sparsified(Patch):
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
         if findings.causality is None:
-            given = self._inner, self._original_forward
+            decoder, forward = self._inner, self._original_forward
             with self._running_trial():
-                findings.causality = Causality.from_trial(*given)
+                findings.causality = Causality.from_trial(decoder, forward)
             last_layers = findings.after_attention & {*self.layers.values(), *adapted_layers(self.model)}
             # Another trial, since FSDP frees weights at the end of a backward pass.
             with self._running_trial():
-                if not (findings.causality.is_causal and ends_row_by_row(*given, last_layers)):
+                if not (findings.causality.is_causal and ends_row_by_row(decoder, forward, last_layers)):
                     findings.after_attention = set()
         return findings.causality
 

@@ -11,7 +11,7 @@ checkpoint            writes how far a run is, as often as it costs little, and 
 evaluation            computes held-out losses by document, and counts guessed words
 words                 reads from logits which words are guessed
 scoring               computes losses without training
-scale_down             scales an adapter down until it has forgotten little
+scale_down            scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates
@@ -20,6 +20,5 @@ kernels_ahead         compiles the kernels of a training while its weights are l
 graphs                captures micro-batches and updates as CUDA graphs
 update                clips gradients and applies AdamW after the backward pass
 update_in_backward    does so during the backward pass
-autograd_queue        clears autograd's queue after a failed backward pass
 captured_gradients    captured graphs for your own training loop
 """

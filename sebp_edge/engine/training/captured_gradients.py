@@ -19,7 +19,6 @@ from torch import Tensor
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.training.graphs import GRADIENTS, GraphPool, MicroBatchGraphs
 from sebp_edge.engine.training.update import add_gradients, have_large_gradients
 from sebp_edge.errors import MachineError
@@ -61,7 +60,7 @@ class CapturedGradients:
         after a capture would need memory in addition to that graph's.
         """
         batches = list(batches)
-        sizes = [(Bucket.holding(*tokens.sizes), tokens.prefixes is not None) for tokens in batches]
+        sizes = [(tokens.sizes.on_grid, tokens.prefixes is not None) for tokens in batches]
         self._graphs.prepare(sizes, nums_soft_targets={tokens.num_soft_targets for tokens in batches})
 
     def add(self, tokens: ActiveTokens, loss_rows: int | None = None) -> Tensor:

@@ -282,7 +282,7 @@ class _Buckets:
     def holding(self, sizes: Bucket) -> Bucket:
         """Returns the cheapest one that holds a micro-batch of these sizes; if none does, the smallest on the grid."""
         fitting = [bucket for bucket in self._chosen if bucket.holds(sizes)]
-        return min(fitting, key=lambda bucket: bucket.cost, default=Bucket.holding(*sizes))
+        return min(fitting, key=lambda bucket: bucket.cost, default=sizes.on_grid)
 
 
 class _Key(NamedTuple):

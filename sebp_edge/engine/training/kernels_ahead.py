@@ -90,15 +90,15 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         return tuple(part.unflatten(1, (-1, head_size)) for part in parts)
 
     def attend(length: int, angles: tuple[Tensor, Tensor] | None, *, backward: bool = False) -> None:
-        inputs, options = (*states(), angles, starts), (length, 1.0, None, True)
-        out, logsumexp = op("short_attention").short_attention_(*inputs, *options)
+        (q, k, v), kernels = states(), op("short_attention")
+        out, logsumexp = kernels.short_attention_(q, k, v, angles, starts, length, 1.0, None, True)
         if backward:
-            op("short_attention").short_attention_backward(out, *inputs, out, logsumexp, *options)
+            kernels.short_attention_backward(out, q, k, v, angles, starts, out, logsumexp, length, 1.0, None, True)
 
     def add_loras_backward() -> None:
         for ends in ((hidden.shape[1],), (columns, columns), (queries, keys, keys)):
-            inputs = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank), new(sum(ends), rank)
-            op("lora").lora_up_backward(*inputs, ends, 1.0)
+            dout, down = new(ROWS, sum(ends)), new(ROWS, len(ends) * rank)
+            op("lora").lora_up_backward(dout, down, new(sum(ends), rank), ends, 1.0)
 
     def place_of(elements: int) -> Tensor:
         return torch.tensor([new(elements, dtype=torch.float32).data_ptr()], device=device)
@@ -109,20 +109,21 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         ends, kernels = (SIZE,) * num_projections, op("joined_lora")
         joined = JoinedWeight.of((new(SIZE, SIZE),) * num_projections, rank)
         with_down, with_up = (new(ROWS, width) for width in joined.matrix.shape)
-        inputs = *with_down.tensor_split([sum(ends)], dim=1), new(sum(ends), rank)
-        out, down = kernels.add_lora(*inputs, None, ends, 1.0)
-        products = with_up[:, :SIZE], None, with_up[:, SIZE:]
-        place = place_of(2 * num_projections * SIZE * rank)
-        kernels.joined_backward(*products, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, place)
+        product, low = with_down.tensor_split([sum(ends)], dim=1)
+        out, down = kernels.add_lora(product, low, new(sum(ends), rank), None, ends, 1.0)
+        (dx, up), place = with_up.tensor_split([SIZE], dim=1), place_of(2 * num_projections * SIZE * rank)
+        kernels.joined_backward(dx, None, up, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, place)
 
     def finish_gated() -> None:
-        rest = hidden, low, 1.0, place_of(rank * (columns + hidden.shape[1]))
-        op("gated").joined_gated_backward(gates[0].clone(), None, low, new(rank, columns), *gates, activation, *rest)
+        lora_A, place = new(rank, columns), place_of(rank * (columns + hidden.shape[1]))
+        op("gated").joined_gated_backward(
+            gate.clone(), None, low, lora_A, gate, up, activation, hidden, low, 1.0, place
+        )
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
     slots, starts = new(ROWS, dtype=torch.int64), torch.tensor([0, ROWS], dtype=torch.int32, device=device)
-    angles, gates, low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
+    angles, (gate, up), low = (new(ROWS, head_size),) * 2, new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, angles, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number) for number in (1, 2, 3))
@@ -131,8 +132,8 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     yield from (partial(attend, length, angles) for length in (TRIAL, *PROBES))
     yield partial(attend, TRIAL, None)
     yield finish_gated
-    yield lambda: op("gated").gated_lora_backward(gates[0].clone(), low, new(rank, columns), *gates, activation)
-    yield lambda: op("gated").gated(*gates, activation)
+    yield lambda: op("gated").gated_lora_backward(gate.clone(), low, new(rank, columns), gate, up, activation)
+    yield lambda: op("gated").gated(gate, up, activation)
     yield lambda: op("adamw").adamw_(sums, sums.clone(), Moments.of(sums), adamw, 0, adamw.learning_rate)
     losses = partial(op("cross_entropy").cross_entropy_and_dlogits_, new(1, config.vocab_size), slots[:1], 1.0, None)
     yield from (partial(losses, needs_gradient=needs_gradient) for needs_gradient in (True, False))

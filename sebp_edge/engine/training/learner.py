@@ -16,7 +16,6 @@ from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation, restore, snapshot, trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.sparse.rows.schedule import MicroBatch
 from sebp_edge.engine.training.graphs import GRADIENTS, LOSSES, WORDS, GraphPool, MicroBatchGraphs
 from sebp_edge.engine.training.losses import RowLosses
@@ -113,17 +112,17 @@ class Learner:
     ) -> None:
         """Plans a few graphs for all micro-batches, with gradients and without."""
         if self.graphs is not None:
-            groups = trained, validation, test = list(trained), list(validation), list(test)
-            found = ([self.row_losses.sizes(each) for each in group] for group in groups)
-            needed, *held_out = ([(Bucket.holding(*sizes), shares) for sizes, shares in group] for group in found)
+            trained = list(trained)
+            found = ([self.row_losses.sizes(each) for each in group] for group in (trained, validation, test))
+            needed, validation, test = ([(sizes.on_grid, shares) for sizes, shares in group] for group in found)
             soft_targets = {max(example.num_soft_targets for example in each.examples) for each in trained}
-            self.graphs.prepare(needed, *held_out, nums_soft_targets=soft_targets)
+            self.graphs.prepare(needed, validation, test, nums_soft_targets=soft_targets)
 
     def size(self, micro_batch: MicroBatch) -> tuple[int, int]:
         """Returns the number of rows and of loss rows that a micro-batch takes memory for."""
         sizes, _ = self.row_losses.sizes(micro_batch)
         if self.graphs is not None:
-            sizes = self.graphs.bucket(Bucket.holding(*sizes))
+            sizes = self.graphs.bucket(sizes.on_grid)
         return sizes.tokens, sizes.loss_rows
 
     @torch.no_grad()

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import NamedTuple
 from weakref import WeakMethod
 
+import torch
 from torch import Tensor
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
@@ -21,7 +22,6 @@ from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation, trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.sparse.rows.schedule import Group, MicroBatch, Schedule
-from sebp_edge.engine.training.autograd_queue import AutogradQueue
 from sebp_edge.engine.training.learner import Learner, Outcome
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import BudgetExceeded
@@ -43,6 +43,26 @@ class LearnerState(NamedTuple):
     tensors: list[Tensor]
     prepared_rows: int
     max_rows: int
+
+
+class AutogradQueue:
+    """Clears autograd's queue for this thread and `device`; create it before the autograd graphs that may fail.
+
+    A failed backward pass leaves the activations of a whole micro-batch in the queue. The engine keeps a queue of ready
+    nodes per thread and runs the newest first. If a node fails, the others stay queued until a later pass reaches them,
+    finds that their pass is over, and drops them. On the CPU a later pass ends before it reaches them, since its own
+    nodes are newer. Running a node that is older than all of them clears the queue.
+    """
+
+    def __init__(self, device: torch.device):
+        self._leaf = torch.zeros(1, device=device, requires_grad=True)
+        # The backward pass of a view allocates nothing; memory may have run out.
+        self._oldest = self._leaf.view(())
+        self._gradient = torch.ones((), device=device)
+
+    def clear(self) -> None:
+        """Drops what failed backward passes left in the queue."""
+        torch.autograd.grad(self._oldest, self._leaf, self._gradient, retain_graph=True)
 
 
 class _Attempt:

@@ -143,11 +143,13 @@ class TrainingRun:
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
             self._refuse_other_shapes(fresh, starts)
-            tests = []
+            before, after = [], []
             for number in range(len(self._judged)):
                 progress = self._take_over(number) or self._train_and_test(learner, number, fresh, starts)
-                tests.append((progress.before, progress.after))
-            result = gate.judge(*map(HeldOutLoss.merged, zip(*tests, strict=True))) if tests else gate.judge(None, None)
+                before.append(progress.before)
+                after.append(progress.after)
+            merged = HeldOutLoss.merged
+            result = gate.judge(merged(before), merged(after)) if after else gate.judge(None, None)
             # A quiz judges after the training.
             if self._has_judged_state and self.task.dataset.quiz is None:
                 self.result = result
@@ -238,11 +240,11 @@ class TrainingRun:
 
     def score(self, adaptation: Adaptation, chosen: list[Outline]) -> HeldOutLoss:
         """Returns the losses of examples with another adaptation, which is attached to the base model now."""
-        tokens_of, options = self.task.dataset.all_examples, self.task.options
+        tokens_of, options, device = self.task.dataset.all_examples, self.task.options, self.base.device
         examples = [tokens_of[outline.number] for outline in chosen]
-        sink, device = self._on_event, self.base.device
-        given = examples, self._collator, device, sink, options, self._check, self._words()
-        with scoring(adaptation.model, *given) as losses:
+        with scoring(
+            adaptation.model, examples, self._collator, device, self._on_event, options, self._check, self._words()
+        ) as losses:
             return losses()
 
     def detach(self) -> None:

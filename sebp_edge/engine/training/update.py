@@ -114,7 +114,7 @@ class Update:
     def _step(self) -> None:
         gradients = [parameter.grad for parameter in self._parameters]
         if self._is_flat:
-            torch.linalg.vector_norm(*gradients, dtype=self._norm.dtype, out=self._norm)
+            torch.linalg.vector_norm(gradients[0], dtype=self._norm.dtype, out=self._norm)
         else:
             self._norm.copy_(torch.nn.utils.get_total_norm(gradients))
         # As in torch's clip_grad_norm_.

@@ -201,10 +201,11 @@ class FusedLoss:
         reason = self._find_obstacle()
         if reason is None:
             gradients: list[Tensor] = []
-            losses = (partial(self._differentiate, each, gradients) for each in (self._own_loss, self._trial_loss))
-            reason = find_mismatch(self._decoder, *losses) or find_mismatch(
-                self._decoder, *(lambda gradient=each: gradient for each in gradients), GRADIENT
-            )
+            reason = find_mismatch(
+                self._decoder,
+                lambda: self._differentiate(self._own_loss, gradients),
+                lambda: self._differentiate(self._trial_loss, gradients),
+            ) or find_mismatch(self._decoder, lambda: gradients[0], lambda: gradients[1], GRADIENT)
         if reason is not None:
             logger.warning("The model keeps its own loss and logits: %s", reason)
         return reason
@@ -245,9 +246,9 @@ class FusedLoss:
         def agrees(expected: Tensor, **options) -> bool:
             with torch.autocast(labels_BT.device.type, enabled=False):
                 own = loss_function(logits=logits_BTV, labels=labels_BT, vocab_size=vocabulary, **options)
-                gradients = [torch.autograd.grad(loss, logits_BTV, retain_graph=True) for loss in (expected, own)]
+                wanted, found = (torch.autograd.grad(loss, logits_BTV, retain_graph=True) for loss in (expected, own))
             difference = disagreement(self._decoder, expected.detach(), own.detach(), FULL_PRECISION)
-            return difference is None and gradients_agree(*gradients)
+            return difference is None and gradients_agree(wanted, found)
 
         try:
             # Trainers divide the sum of several batches by the number of their labels.

@@ -80,10 +80,10 @@ class Patch:
         if len(names) == 1:
             del vars(decoder)[_ATTENTIONS]
 
-    def _include(self, part: "Patch", *given, **options) -> None:
+    def _include(self, part: "Patch", *args, **options) -> None:
         """Attaches another patch, which is removed with this one even if attaching it fails midway."""
         self._undo.append(part.remove)
-        part.attach(*given, **options)
+        part.attach(*args, **options)
 
 
 class _Link:

@@ -40,10 +40,11 @@ class Bucket(NamedTuple):
     longest: int
     loss_rows: int
 
-    @classmethod
-    def holding(cls, tokens: int, sequences: int, longest: int, loss_rows: int) -> "Bucket":
-        """Returns the smallest bucket on the grid for a batch of these sizes."""
-        return cls(_on_grid(tokens), _power_of_two(sequences), _power_of_two(longest), _on_grid(loss_rows))
+    @property
+    def on_grid(self) -> "Bucket":
+        """The smallest bucket on the grid for a batch of these sizes."""
+        sequences, longest = _power_of_two(self.sequences), _power_of_two(self.longest)
+        return Bucket(_on_grid(self.tokens), sequences, longest, _on_grid(self.loss_rows))
 
     def holds(self, sizes: "Bucket") -> bool:
         """Whether a batch of these sizes fits into this bucket."""
@@ -80,7 +81,7 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     and further as long as that adds less than the capture of one more graph.
 
     Args:
-        needed: `Bucket.holding` the sizes of each micro-batch, repeated as often as it runs.
+        needed: the sizes of each micro-batch `on_grid`, repeated as often as it runs.
     """
     counts = Counter(needed)
     if not counts:
@@ -105,8 +106,8 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
         is_merged_K[other] = True
         added_KK[other] = added_KK[:, other] = np.inf
         added_KK[one] = added_KK[:, one] = costs_of_merging(one)
-    return sorted({Bucket(*sizes) for sizes in sizes_K4[~is_merged_K].tolist()}, key=lambda bucket: bucket.cost)
+    return sorted(set(map(Bucket._make, sizes_K4[~is_merged_K].tolist())), key=lambda bucket: bucket.cost)
 
 
 def _costs(sizes_K4: np.ndarray) -> np.ndarray:
-    return Bucket(*np.moveaxis(sizes_K4, -1, 0)).cost
+    return Bucket._make(np.moveaxis(sizes_K4, -1, 0)).cost

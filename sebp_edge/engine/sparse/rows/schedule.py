@@ -299,11 +299,9 @@ def shuffled_batches(
     are at least `min_steps` batches in an epoch, as far as there are examples. Each example is in exactly one batch of
     each epoch; the order depends on `seed` only.
     """
-    order, batches = random.Random(seed), []
+    order = random.Random(seed)
     steps, size_of = _steps_and_size(examples, batch_tokens, batch_rows, min_steps)
-    for _ in range(epochs):
-        batches.append(list(_batches_of(order.sample(examples, len(examples)), steps, size_of)))
-    return batches
+    return [list(_batches_of(order.sample(examples, len(examples)), steps, size_of)) for _ in range(epochs)]
 
 
 def _steps_and_size(
