@@ -20,18 +20,17 @@ from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.run import asking, exporting, generating, resuming, verify_forgotten
-from sebp_edge.run.call import Call
+from sebp_edge.run import exporting, generating, resuming, verify_forgotten
+from sebp_edge.run.call import Call, OneCall
 from sebp_edge.run.forgetting import Forgetting
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
-from sebp_edge.run.one_call import OneCall
 from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
-from sebp_edge.run.unchanged import UnchangedResult
+from sebp_edge.run.start import UnchangedResult
 from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.erasure import Receipt
@@ -322,7 +321,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         question: str,
         texts,
         *,
-        before: Sequence[asking.Turn] = (),
+        before: Sequence[generating.Turn] = (),
         adapter: str | Path | Current | None = Current.ADAPTER,
         version: int | None = None,
         num_passages: int = NUM_PASSAGES,
@@ -342,9 +341,9 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             num_passages: the most passages that the model is shown; fewer if the model's context is too short.
             on_text: receives the model's reply before it is compared: see `Answer.quoted`.
         """
-        sampling, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
+        greedy, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
         with self._begin(stop_when) as call:
-            return asking.ask(call, question, self._searched, texts, before, choice, sampling, num_passages, on_text)
+            return generating.ask(call, question, self._searched, texts, before, choice, greedy, num_passages, on_text)
 
     def export(
         self,

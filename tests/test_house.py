@@ -180,7 +180,7 @@ OTHER_ERRORS = {
     "sebp_edge/engine/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/engine/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
-    "sebp_edge/run/known_call.py": "NotKnown ValueError",
+    "sebp_edge/run/texts_call.py": "NotKnown ValueError",
     "sebp_edge/engine/training/checkpoint.py": "ValueError",
     "sebp_edge/engine/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.
