@@ -40,10 +40,9 @@ from sebp_edge.serve.messages import (
 )
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
 from sebp_edge.serve.parent_process import Parent
-from sebp_edge.serve.planning import Planning
+from sebp_edge.serve.processes import Planning, WorkerProcess
 from sebp_edge.serve.served_jobs import ACTIVE, ServedJob, ServedJobs
 from sebp_edge.serve.streams import Lines, LongLine, Outbox
-from sebp_edge.serve.worker_process import WorkerProcess
 
 # The worker has so many seconds to save a job's state when the app is gone, to stop a job, and to pause it.
 END_SECONDS, CANCEL_SECONDS, PAUSE_SECONDS = 1.0, 10.0, 30.0
