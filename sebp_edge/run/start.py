@@ -4,7 +4,6 @@ Imports no torch.
 """
 
 import secrets
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from sebp_edge.events import LearningOn, Notice
 from sebp_edge.lessons.lesson_plans import plan_lessons
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import choose_recipe
+from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
@@ -28,8 +28,6 @@ from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory
-
-_DAMAGED = "has damaged files"
 
 
 @dataclass(frozen=True)
@@ -149,27 +147,19 @@ class Start:
     where: Where
 
     @classmethod
-    def at(
-        cls, comparison: TextsComparison, store: AdapterStore, refuse_damaged: Callable[[Path], None]
-    ) -> "Start | str":
-        """Returns the start at the compared version; or why there is none, as a sentence's predicate.
-
-        Args:
-            refuse_damaged: raises an AdapterError if the adapter in a folder is damaged.
-        """
-        if comparison.obstacle:
-            return comparison.obstacle
+    def at(cls, comparison: TextsComparison, call: TextsCall) -> "Start | None":
+        """Returns the start at the compared version; None if its files are damaged."""
         try:
             saved = comparison.saved
             states, listed = saved.judged_states(), DocumentList.read(saved.path)
             for folder in {*states, saved.path}:
-                refuse_damaged(folder)
+                call.refuse_damaged(folder)
         except AdapterError:
-            return _DAMAGED
+            return None
         if listed is None:
-            return _DAMAGED
+            return None
         entries = {document.key: Entry(tokens=document.tokens or 0, name=document.name) for document in listed.own}
-        where = store.adapter(saved.name).wheres().get(saved.version, Where())
+        where = call.store.adapter(saved.name).wheres().get(saved.version, Where())
         return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
@@ -209,31 +199,29 @@ class StartingPoint:
     forgets: bool = False
 
     @classmethod
-    def of(
-        cls,
-        active: TextsComparison | None,
-        start: Start | str,
-        draw: Draw,
-        recipe: Recipe,
-        seed: int,
-        *,
-        sync: bool,
-    ) -> "StartingPoint":
-        """Decides how to begin.
+    def at(cls, active: TextsComparison | None, call: TextsCall) -> "StartingPoint":
+        """Begins at the active version, if there is one and nothing is known that is in the way."""
+        if active is None or active.obstacle:
+            return cls(active, obstacle=active.obstacle if active else "")
+        start = Start.at(active, call)
+        return cls(active, start, obstacle="" if start else "has damaged files")
+
+    def with_lessons(self, draw: Draw, recipe: Recipe, seed: int, *, sync: bool) -> "StartingPoint":
+        """Decides what is trained on; begins at the base model if that is not possible otherwise.
 
         Args:
-            start: the start at the active version, or the obstacle.
             sync: whether documents that are gone are to be forgotten.
         """
-        if isinstance(start, str):
-            return cls(active, obstacle=start, forgets=sync)
-        lessons = start.lessons(draw, recipe, seed)
+        if self.start is None:
+            return replace(self, forgets=sync)
+        lessons = self.start.lessons(draw, recipe, seed)
         if lessons is None:
-            return cls(active, obstacle="was trained on documents that are needed for tests now", forgets=sync)
-        if sync and lessons.gone:
+            obstacle = "was trained on documents that are needed for tests now"
+        elif sync and lessons.gone:
             obstacle = f"knows {plural(len(lessons.gone), 'document')} that --sync (sync=True) forgets"
-            return cls(active, obstacle=obstacle, forgets=True)
-        return cls(active, start, lessons)
+        else:
+            return replace(self, lessons=lessons)
+        return StartingPoint(self.active, obstacle=obstacle, forgets=sync)
 
     @property
     def summary(self) -> str:
