@@ -36,7 +36,7 @@ _HOMES = {
     "Recipe": "sebp_edge.recipe",
     "SavedAdapter": "sebp_edge.store.saved",
     "SebpEdgeError": "sebp_edge.errors",
-    "UnchangedResult": "sebp_edge.run.start",
+    "UnchangedResult": "sebp_edge.run.unchanged",
     "sparsify": "sebp_edge.engine.sparse.sparsify",
 }
 
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from sebp_edge.research.analysis.analysis import Analysis
     from sebp_edge.run.inspection import Inspection
     from sebp_edge.run.result import AdaptResult
-    from sebp_edge.run.start import UnchangedResult
+    from sebp_edge.run.unchanged import UnchangedResult
     from sebp_edge.store.adapter import Adapter
     from sebp_edge.store.adapter_store import AdapterStore
     from sebp_edge.store.erasure import Receipt

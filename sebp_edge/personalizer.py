@@ -30,7 +30,7 @@ from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
 from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
-from sebp_edge.run.start import UnchangedResult
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.erasure import Receipt

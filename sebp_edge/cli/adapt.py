@@ -22,7 +22,7 @@ from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
-    from sebp_edge.run.start import UnchangedResult
+    from sebp_edge.run.unchanged import UnchangedResult
 
 # The options that go with --resume; a job knows the others.
 _POLITE = {"polite", "threads", "gpu_share"}
@@ -192,7 +192,7 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
         The texts, or what was read of them; and what `find_unchanged` returns.
     """
     from sebp_edge.run.fitting_recipe import read_for
-    from sebp_edge.run.start import find_unchanged
+    from sebp_edge.run.unchanged import find_unchanged
 
     store = open_store()
     if store.adapter(name).active() is None:

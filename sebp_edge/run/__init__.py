@@ -12,8 +12,9 @@ work_ahead        lays out the work of an adaptation that is ahead; phases that 
 preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
 model_in_use      the base model in memory, and the adapter on it
 texts_comparison  the texts, model and recipe beside those of the active version; proposes another name for others
-start             the version that a training learns on from, its lessons, or why there is none; the result if there is
-                  nothing new; what a version knows of its texts, for the next one
+unchanged         the result if there is nothing new; imports no torch
+start             the version that a training learns on from, its lessons, or why there is none; what a version knows of
+                  its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 samples           continues the beginnings of a few documents, before and after
 probing           measures general text, language and facts, before and after

@@ -20,8 +20,8 @@ from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.run.fitting_recipe import expectation, fitting_recipe, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.start import UnchangedResult
 from sebp_edge.run.texts_call import TextsCall
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.values.chats import Author
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.documents import Content, Document, LeftOut

@@ -14,7 +14,7 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.forgetting import Forgetting, Remaining, forget
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
-from sebp_edge.run.start import UnchangedResult
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.store.erasure import Receipt
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.stored_jobs import Job

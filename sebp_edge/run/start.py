@@ -1,10 +1,10 @@
-"""How an adaptation begins: at a version, at the base model, or not at all; and what a version knows of its texts.
+"""How an adaptation begins: at a version or at the base model; and what a version knows of its texts, for the next one.
 
 Imports no torch.
 """
 
 import secrets
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sebp_edge.basics.units import plural
@@ -13,11 +13,10 @@ from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
 from sebp_edge.lessons.lesson_plans import plan_lessons
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.fitting_recipe import choose_recipe
 from sebp_edge.run.texts_call import TextsCall
-from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
+from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.store.adapter import Adapter
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of
 from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.version_documents import DocumentList
@@ -28,103 +27,6 @@ from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory
-
-
-@dataclass(frozen=True)
-class UnchangedResult:
-    """What `adapt` returns if the active version has learnt all the texts already: nothing was trained or saved.
-
-    Attributes:
-        unchanged: True; False in an `AdaptResult`.
-        passed: whether the gate found that version better when it was made.
-        active: True, since it stays active.
-        name, version, adapter_path: where it is.
-        documents: the number of documents.
-        gone: the number of documents that the version knows and that are not among the texts.
-        changes: the values of the recipe that the version was not trained with: its setting ("epochs = 3"), and the
-            recipe's.
-    """
-
-    passed: bool
-    name: str
-    version: int
-    adapter_path: Path
-    documents: int
-    gone: int
-    changes: tuple[tuple[str, str], ...] = ()
-    unchanged: bool = True
-    active: bool = True
-
-    @classmethod
-    def of(cls, comparison: TextsComparison) -> "UnchangedResult":
-        """Returns the result for texts that have nothing new."""
-        saved = comparison.saved
-        passed = saved.record.verdict == "better"
-        changes = tuple((before, now) for _, before, now in comparison.changes)
-        return cls(
-            passed, saved.name, saved.version, saved.path, len(comparison.hashes), comparison.num_missing, changes
-        )
-
-    @property
-    def summary(self) -> str:
-        """What was found."""
-        found = (
-            f"Nothing is new in {plural(self.documents, 'document')}: version {self.version} of the adapter "
-            f"{self.name!r} has learnt all of them, and stays active."
-        )
-        if self.gone:
-            known = f"{plural(self.gone, 'document')} that {'is' if self.gone == 1 else 'are'}"
-            found += f" It also knows {known} not among these texts; --sync (sync=True) learns again without."
-        if self.changes:
-            before, now = (" and ".join(settings) for settings in zip(*self.changes, strict=True))
-            found += (
-                f" It was trained with {before}, and this recipe has {now}; --fresh (fresh=True) learns all documents "
-                "again with that."
-            )
-        return found
-
-    def to_dict(self) -> dict:
-        """Returns the result as JSON-ready values: the last line of `sebp-edge adapt --json`."""
-        words = {"adapter_path": str(self.adapter_path), "summary": self.summary}
-        return {"event": "result", "result_of": "adapt", **asdict(self), **words}
-
-
-def find_unchanged(
-    store: AdapterStore,
-    name: str,
-    reference: ModelReference,
-    recipe: Recipe,
-    seed: int,
-    reading: Reading,
-    *,
-    fresh: bool,
-    sync: bool,
-) -> tuple[TextsComparison | None, UnchangedResult | None]:
-    """Compares an adaptation with the active version of its name.
-
-    If nothing is new, remembers where the texts are now, in case that their folder was moved.
-
-    Args:
-        fresh, sync: see `Personalizer.adapt`.
-
-    Returns:
-        The comparison, None if no version is active; and the result if nothing is new, else None.
-
-    Raises:
-        AdapterError: the name is not valid.
-        StorageError: the store cannot be read or written.
-    """
-    adapter = store.adapter(name)
-    recipe = choose_recipe(recipe, reading, reference, None if fresh else adapter)
-    active = compare_with_active(store, name, reference, recipe, seed, reading)
-    if active is None or fresh or not active.is_unchanged(sync=sync):
-        return active, None
-    before = adapter.wheres().get(active.version, Where())
-    earlier = before.earlier_than(reading.folders) if active.num_missing else ()
-    now = replace(before, texts=(reading.folders, *earlier))
-    if reading.folders and now != before:
-        adapter.remember_where(active.version, now)
-    return active, UnchangedResult.of(active)
 
 
 @dataclass(frozen=True)

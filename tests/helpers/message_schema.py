@@ -27,7 +27,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import _Facts
-from sebp_edge.run.start import UnchangedResult
+from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.serve import messages
 from sebp_edge.serve.served_jobs import ServedJob
