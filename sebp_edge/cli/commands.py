@@ -28,8 +28,8 @@ from sebp_edge.cli.console import invalid_options_as_json
 
 
 class _Folding(Table):
-    def add_row(self, *cells, **options) -> None:
-        super().add_row(*cells, **options)
+    def add_row(self, *args, **options) -> None:
+        super().add_row(*args, **options)
         for column in self.columns:
             column.overflow = "fold"
 
@@ -50,9 +50,9 @@ class _Commands(TyperGroup):
             _fold_words_of_help()
         return super().main(args, obj="--json" in given, **options)
 
-    def make_context(self, *given, obj: bool, **options) -> typer.Context:
+    def make_context(self, *args, obj: bool, **options) -> typer.Context:
         with invalid_options_as_json() if obj else nullcontext():
-            return super().make_context(*given, obj=obj, **options)
+            return super().make_context(*args, obj=obj, **options)
 
     def invoke(self, ctx: typer.Context):
         with invalid_options_as_json() if ctx.obj else nullcontext():

@@ -27,6 +27,7 @@ verify_forgotten  trains a version again to check what it has forgotten
 result            AdaptResult: the result of an adaptation
 generating        generates text, and answers questions from texts, with the model in use
 exporting         exports a saved adapter
-fitting_recipe    reads what a recipe trains on, chooses the recipe that fits, and says what to expect
+expectations      says what to expect of an adapted model of this size
+fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch
 inspection        inspects texts before a training, and shows examples as the model gets them
 """

@@ -277,8 +277,8 @@ class AdaptationJob:
         if not self.has_lost_texts:
             return texts
         before = read_history(self.job.folder)
-        roles = ({document.role for document in each.known} for each in (before, texts.history))
-        if lost := set.difference(*roles):
+        left = {document.role for document in texts.history.known}
+        if lost := {document.role for document in before.known} - left:
             raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
         known = replace(texts.known, gone={**texts.known.gone, **self.resumed.gone})
         return replace(texts, history=texts.history.learnt_on_from(before), known=known)

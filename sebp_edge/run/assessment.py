@@ -16,7 +16,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
 from sebp_edge.lessons.split_history import find_unseen
 from sebp_edge.run.copying import longest_copies
-from sebp_edge.run.fitting_recipe import expectation, mostly_of_people
+from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
@@ -131,7 +131,9 @@ class Assessor:
         probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
-            samples=choose(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
+            samples=choose(
+                Sample(one.source, one.text, alone, before, adapted) for one, alone, before, adapted in texts
+            ),
             expectation=expectation(
                 base.reference,
                 self._num_parameters,

@@ -43,7 +43,7 @@ def generate(
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
         options = {"decoder": decoder, "on_text": on_text, "check": call.check}
-        return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)
+        return generate_text(base.model, base.tokenizer, encoded.input_ids, encoded.end_ids, sampling, **options)
 
 
 def complete(
@@ -63,8 +63,8 @@ def complete(
         while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
             most //= 2
         options = {"on_text": on_text, "check": call.signal.check}
-        rest = (_end_of(before, most), max_new_tokens, min_probability)
-        return complete_text(decoder, base.vocabulary, encode, *rest, **options)
+        end = _end_of(before, most)
+        return complete_text(decoder, base.vocabulary, encode, end, max_new_tokens, min_probability, **options)
 
 
 def _end_of(text: str, most: int) -> str:
@@ -102,7 +102,7 @@ def ask(
     with call.generating(choice) as (base, decoder, _):
         prompt, passages = _prompt(question, found, before[-1:], base, sampling.max_new_tokens)
         options = {"decoder": decoder, "on_text": on_text, "check": call.check}
-        reply = generate_text(base.model, base.tokenizer, *prompt, sampling, **options)
+        reply = generate_text(base.model, base.tokenizer, prompt.input_ids, prompt.end_ids, sampling, **options)
     return checked(reply, question, passages)
 
 

@@ -17,7 +17,8 @@ from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.models.hub_cache import has_own_tokenizer
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.lessons.conversations import is_of_people
-from sebp_edge.run.fitting_recipe import expectation, fitting_recipe, mostly_of_people, what_the_kind_can_do
+from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
+from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.texts_call import TextsCall

@@ -133,8 +133,8 @@ def _learnt_on(texts: VersionTexts) -> LearntOn | None:
     lessons = texts.lessons
     if lessons is None:
         return None
-    numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
-    return LearntOn(texts.learnt_on_from, *numbers)
+    new, changed, replayed, gone = map(len, (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
+    return LearntOn(texts.learnt_on_from, new, changed, replayed, gone)
 
 
 def _tested(run: TrainingRun, result: GateResult) -> Tested:

@@ -139,9 +139,9 @@ class StartingPoint:
         """The event that says what is trained on, or why the training starts over; None if no version is active."""
         if self.lessons is None:
             return Notice(self.summary) if self.obstacle else None
-        lessons = self.lessons
-        numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
-        return LearningOn(self.version, *numbers, len(lessons.gone))
+        own = self.lessons
+        new, changed, unchanged = len(own.new), len(own.changed), len(own.unchanged)
+        return LearningOn(self.version, new, changed, unchanged, len(own.replayed), len(own.gone))
 
     @property
     def has_nothing_new(self) -> bool:

@@ -71,7 +71,7 @@ class Supervisor:
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
         self._children = children()
-        self._planning = Planning(self._children, lambda *answer: self._inbox.put(partial(self._answer_plan, *answer)))
+        self._planning = Planning(self._children, lambda id, got: self._inbox.put(partial(self._answer_plan, id, got)))
         self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
         self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
@@ -305,10 +305,11 @@ class Supervisor:
             try:
                 if asked is None:
                     raise cancelled()
-                if asked[0] == "plan" and self._worker is None:
+                method, params = asked
+                if method == "plan" and self._worker is None:
                     message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
                     raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
-                self._ask_worker(id, *asked)
+                self._ask_worker(id, method, params)
                 return
             except Exception as error:
                 answer = {"error": error_of(error)}

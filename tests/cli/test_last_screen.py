@@ -13,7 +13,7 @@ from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life, Verdict
 from sebp_edge.engine.training.quiz import QuizResult, Replies
 from sebp_edge.run.assessment import Copied
-from sebp_edge.run.fitting_recipe import expectation
+from sebp_edge.run.expectations import expectation
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.model_reference import ModelReference
