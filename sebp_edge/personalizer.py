@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +21,13 @@ from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.run import asking, exporting, generating, resuming, verify_forgotten
-from sebp_edge.run.call import Call
+from sebp_edge.run import exporting, generating, resuming, verify_forgotten
+from sebp_edge.run.call import Call, OneCall
 from sebp_edge.run.forgetting import Forgetting
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
-from sebp_edge.run.one_call import OneCall
 from sebp_edge.run.preparation import plan_for
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
@@ -88,8 +88,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         politeness: Politeness | None = None,
         on_event: Sink = silent,
     ):
-        self.reference = resolve(model)
-        self.recipe, self.device = Recipe.load(recipe), devices.pick_device(device)
+        self.reference, self.recipe, self.device = resolve(model), Recipe.load(recipe), devices.pick_device(device)
         self.memory_budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.store = store if isinstance(store, AdapterStore) else AdapterStore(store)
         self.seed, self.me = check_seed(seed), (me,) if isinstance(me, str) else tuple(me)
@@ -135,7 +134,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
         with self._begin(stop_when) as call:
-            return resuming.run_with_waits(call, texts, resuming.run_adapt, place, texts, options)
+            return resuming.run_with_waits(call, texts, partial(resuming.run_adapt, call, place, texts, options))
 
     def forget(
         self,
@@ -167,9 +166,9 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             TrainingStopped: as for `adapt`; nothing is forgotten after an error.
         """
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
-        given = (Place(self.store, name), documents, texts, options, on_found)
         with self._begin(stop_when) as call:
-            return resuming.run_with_waits(call, texts, resuming.run_forget, *given)
+            run = partial(resuming.run_forget, call, Place(self.store, name), documents, texts, options, on_found)
+            return resuming.run_with_waits(call, texts, run)
 
     def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
         """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
@@ -192,7 +191,8 @@ class Personalizer(AbstractContextManager["Personalizer"]):
                 though it knows what it has learnt of them; or "again", to start over in any case.
         """
         with self._begin(stop_when) as call:
-            return resuming.run_with_waits(call, texts, resuming.resume, self.store.jobs.get(job), texts, changed)
+            run = partial(resuming.resume, call, self.store.jobs.get(job), texts, changed)
+            return resuming.run_with_waits(call, texts, run)
 
     def stop(self) -> None:
         """Stops the call that runs in another thread, if any, as Ctrl-C would; that call raises Interrupted.
@@ -322,7 +322,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         question: str,
         texts,
         *,
-        before: Sequence[asking.Turn] = (),
+        before: Sequence[generating.Turn] = (),
         adapter: str | Path | Current | None = Current.ADAPTER,
         version: int | None = None,
         num_passages: int = NUM_PASSAGES,
@@ -342,9 +342,9 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             num_passages: the most passages that the model is shown; fewer if the model's context is too short.
             on_text: receives the model's reply before it is compared: see `Answer.quoted`.
         """
-        sampling, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
+        greedy, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
         with self._begin(stop_when) as call:
-            return asking.ask(call, question, self._searched, texts, before, choice, sampling, num_passages, on_text)
+            return generating.ask(call, question, self._searched, texts, before, choice, greedy, num_passages, on_text)
 
     def export(
         self,

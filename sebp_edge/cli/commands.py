@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import typer
+from rich import columns
+from rich.table import Table
 from typer.core import TyperGroup
 
 from sebp_edge.basics.version import __version__
@@ -18,12 +20,25 @@ from sebp_edge.cli import (
     forget,
     generate,
     inspect,
-    jobs,
     listings,
     plan,
     serve,
 )
 from sebp_edge.cli.console import invalid_options_as_json
+
+
+class _Folding(Table):
+    def add_row(self, *args, **options) -> None:
+        super().add_row(*args, **options)
+        for column in self.columns:
+            column.overflow = "fold"
+
+
+def _fold_words_of_help() -> None:
+    """Lets the tables of help fold words that typer would cut, which has no setting for it."""
+    from typer import rich_utils
+
+    rich_utils.Table = columns.Table = _Folding
 
 
 class _Commands(TyperGroup):
@@ -32,12 +47,12 @@ class _Commands(TyperGroup):
     def main(self, args: Sequence[str] | None = None, **options):
         given = sys.argv[1:] if args is None else args
         if not given or {"-h", "--help"} & {*given}:
-            from sebp_edge.cli import folded_help  # noqa: F401
+            _fold_words_of_help()
         return super().main(args, obj="--json" in given, **options)
 
-    def make_context(self, *given, obj: bool, **options) -> typer.Context:
+    def make_context(self, *args, obj: bool, **options) -> typer.Context:
         with invalid_options_as_json() if obj else nullcontext():
-            return super().make_context(*given, obj=obj, **options)
+            return super().make_context(*args, obj=obj, **options)
 
     def invoke(self, ctx: typer.Context):
         with invalid_options_as_json() if ctx.obj else nullcontext():
@@ -61,7 +76,7 @@ app.command(cls=generate.PromptCommand, **_FIRST)(generate.generate)
 app.command(**_FIRST)(forget.forget)
 app.command(**_FIRST)(export.export)
 app.add_typer(adapters.app, name="adapters", **_MORE)
-app.add_typer(jobs.app, name="jobs", **_MORE)
+app.add_typer(listings.jobs_app, name="jobs", **_MORE)
 for command in (listings.models, listings.recipes, plan.plan, doctor.doctor, serve.serve):
     app.command(**_MORE)(command)
 app.command(rich_help_panel="For researchers")(analyze.analyze)

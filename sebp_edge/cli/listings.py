@@ -1,4 +1,4 @@
-"""`sebp-edge models` and `sebp-edge recipes`: list the known models and recipes, or show one."""
+"""`sebp-edge models`, `recipes` and `jobs`: list models, recipes or trainings that can go on, or show one."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sebp_edge.basics.units import gigabytes
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table, quick_imports
+from sebp_edge.basics.units import gigabytes, percent
+from sebp_edge.cli.base_model import open_store
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, quick_imports
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.hub_cache import cached_folder, cached_models
@@ -24,6 +25,7 @@ Models = Annotated[
     typer.Argument(metavar="[MODEL|FOLDER]...", help="Models to show, or folders whose models are listed too."),
 ]
 Recipes = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Recipes to show.")]
+jobs_app = typer.Typer(invoke_without_command=True)
 
 
 def models(chosen: Models = None, as_json: Json = False) -> None:
@@ -144,3 +146,45 @@ def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
             print_table(["name", "for"], [[recipe.name, recipe.description] for recipe in found])
             if out.is_terminal:
                 out.print("sebp-edge recipes NAME shows its values.", style="dim")
+
+
+@jobs_app.callback()
+def jobs(context: typer.Context, as_json: Json = False) -> None:
+    """List the trainings that run, are paused, or were stopped or killed; `adapt --resume JOB` goes on with one."""
+    if context.invoked_subcommand is not None:
+        return
+    with one_sentence_errors(as_json=as_json):
+        stored = open_store().jobs
+        found = [job.to_dict() for job in stored.list()]
+        for sentence in stored.damaged():
+            print_note(sentence)
+        for job in found if as_json else ():
+            print_json({"event": "stored_job"} | job)
+        if as_json:
+            return
+        if not found:
+            out.print("No training runs, is paused or was interrupted.")
+            return
+        rows = [
+            [
+                *(job[key] for key in ("id", "adapter", "kind", "state")),
+                percent(job["progress"], 0),
+                gigabytes(job["size"]),
+                printable(job["begun"][:16].replace("T", " ")),
+            ]
+            for job in found
+        ]
+        print_table(["job", "adapter", "command", "state", "done", "size", "begun (UTC)"], rows)
+
+
+@jobs_app.command("remove")
+def remove_job(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job, as `sebp-edge jobs` lists it.")], as_json: Json = False
+) -> None:
+    """Delete a job with its checkpoint; versions that it has saved stay."""
+    with one_sentence_errors(as_json=as_json):
+        open_store().jobs.remove(job)
+        if as_json:
+            print_json({"event": "removed_job", "id": job})
+        else:
+            out.print(f"The job {job} is deleted.")

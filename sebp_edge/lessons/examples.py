@@ -122,7 +122,7 @@ class _Encoder:
         else:
             # Nothing after the owner's last turn has loss.
             text, spans = render_plain(content.messages[: content.turns[-1] + 1])
-            answers = (text[slice(*span)].strip() for span in spans)
+            answers = (text[first:last].strip() for first, last in spans)
             yield text, spans, _spans_in_answers(text, spans, answers, lines)
 
     def _tokenised(self, text: str, loss_spans: list[Span]) -> Iterator[Tokenised]:
@@ -175,8 +175,8 @@ def _spans_in_answers(text: str, spans: list[Span], answers: Iterable[str], line
     An answer whose lines are all common has none: it is one of a few answers, and the prompt decides which.
     """
     found = []
-    for span, answer in zip(spans, answers, strict=False):
-        common, begin = common_spans(answer, lines), text.find(answer, *span)
+    for (first, last), answer in zip(spans, answers, strict=False):
+        common, begin = common_spans(answer, lines), text.find(answer, first, last)
         num_lines = sum(1 for line in answer.split("\n") if line.strip())
         if len(common) < num_lines and begin >= 0:  # a chat template may change an answer
             found += [(begin + first, begin + last) for first, last in common]

@@ -56,7 +56,7 @@ def plan_lessons(
     sides, seen = draw.sides(), _SEEN[draw.kind]
     if not _has_judged_states(draw.kind, {document.role for document in known}):
         return None
-    if any(_has_seen(each, uses, *roles) for each, roles in zip(sides, seen, strict=True)):
+    if any(_has_seen(each, uses, trained, validated) for each, (trained, validated) in zip(sides, seen, strict=True)):
         return None
     unknown = {number for number, use in uses.items() if number not in learnt or use.own is None}
     changed = frozenset(number for number in unknown if uses[number].related)

@@ -5,31 +5,29 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 adapting          Adapting: one adaptation, from texts to a saved version
 adaptation_job, resuming
                   an adaptation as a job of the store: its beginning, its end, and going on with it
-one_call          begins one call at a time, stops and pauses it
-call              what a call works with, and how it is stopped
+call              what a call works with; begins one at a time, stops and pauses it
+texts_call        the same as far as it reads texts and plans, also without torch
 job               one call as a job: the id of its events, and how far the whole is
 work_ahead        lays out the work of an adaptation that is ahead; phases that of other calls
 preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
 model_in_use      the base model in memory, and the adapter on it
-texts_comparison  the texts, model and recipe beside those of the active version; imports no torch
-name_in_use       says that the name has an adapter of other texts, another model or another recipe; imports no torch
+texts_comparison  the texts, model and recipe beside those of the active version; proposes another name for others
 unchanged         the result if there is nothing new; imports no torch
-start             the version that a training learns on from, its lessons, or why there is none
+start             the version that a training learns on from, its lessons, or why there is none; what a version knows of
+                  its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 samples           continues the beginnings of a few documents, before and after
 probing           measures general text, language and facts, before and after
 copying           finds training text that the adapted model repeats word for word
 replies           asks a model the questions of a quiz, and those whose replies it teaches
-expectations      says what to expect of an adapted model of this size
 saving            saves the adapter; if that fails, saves it elsewhere
 reporting         Report: the facts of a run, which its version, page and result read
 forgetting        makes an adapter forget documents
 verify_forgotten  trains a version again to check what it has forgotten
-version_texts     what a version knows of its texts, for the next one
 result            AdaptResult: the result of an adaptation
-generating        generates text with the model in use
-asking            answers a question from texts with the model in use
+generating        generates text, and answers questions from texts, with the model in use
 exporting         exports a saved adapter
+expectations      says what to expect of an adapted model of this size
 fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch
-inspection        inspects texts before a training; rendered shows examples as the model gets them
+inspection        inspects texts before a training, and shows examples as the model gets them
 """

@@ -21,8 +21,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
-from sebp_edge.run.start import latest_history, version_with_history
-from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.run.start import VersionTexts, latest_history, version_with_history
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of, read_history, write_history
@@ -278,8 +277,8 @@ class AdaptationJob:
         if not self.has_lost_texts:
             return texts
         before = read_history(self.job.folder)
-        roles = ({document.role for document in each.known} for each in (before, texts.history))
-        if lost := set.difference(*roles):
+        left = {document.role for document in texts.history.known}
+        if lost := {document.role for document in before.known} - left:
             raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
         known = replace(texts.known, gone={**texts.known.gone, **self.resumed.gone})
         return replace(texts, history=texts.history.learnt_on_from(before), known=known)

@@ -38,9 +38,8 @@ from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
-from sebp_edge.run.start import StartingPoint
+from sebp_edge.run.start import StartingPoint, VersionTexts
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
-from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work_ahead import (
     ATTACH,
     SAVE,
@@ -202,8 +201,10 @@ class Adapting:
             texts = VersionTexts.of(preparation.reading, dataset, self.starting_point, call.reference)
             self.texts = work.known_by(texts)
             work.fix(call, self.texts, dataset.all_examples, base.fingerprint, recipe, options, self._peak)
-        state, checks = resumed and resumed.state, (self._checkpoints.due, self._check, call.giving_way.rest)
-        self.training = TrainingRun(base, task, guard, self._notify, call.job.clock, state, *checks)
+        state, is_due, rest = resumed and resumed.state, self._checkpoints.due, call.giving_way.rest
+        self.training = TrainingRun(
+            base, task, guard, self._notify, call.job.clock, state, is_due=is_due, check=self._check, rest=rest
+        )
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, recipe))
         return True

@@ -130,7 +130,9 @@ class Assessor:
         probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
-            samples=choose(Sample(beginning.source, beginning.text, *continued) for beginning, *continued in texts),
+            samples=choose(
+                Sample(one.source, one.text, alone, before, adapted) for one, alone, before, adapted in texts
+            ),
             expectation=expectation(
                 base.reference,
                 self._num_parameters,
@@ -147,40 +149,43 @@ class Assessor:
         if version not in adapter.versions():
             return EarlierVersion(version, None, "it was removed")
         try:
-            found = self._score_version(adapter.open(version), is_active=is_active)
+            return self._score_version(adapter.open(version), is_active=is_active)
         except AdapterError:
-            found = "its files are damaged, or of another sebp-edge"
-        return EarlierVersion(version, None, found) if isinstance(found, str) else EarlierVersion(version, found)
+            return EarlierVersion(version, None, "its files are damaged, or of another sebp-edge")
 
-    def _score_version(self, saved: SavedAdapter, *, is_active: bool) -> HeldOutLoss | str | None:
-        """Returns a version's losses; or why it is not comparable; or None if a quiz compares.
+    def _score_version(self, saved: SavedAdapter, *, is_active: bool) -> EarlierVersion:
+        """Returns a version with its losses; without them if it is not comparable, or if a quiz compares.
 
         Raises:
             AdapterError: its files cannot be read.
         """
+        unscored = EarlierVersion(saved.version, None)
         history = read_history(saved.path)
         if saved.record.fingerprint != self._run.base.fingerprint:
-            return f"it was made for another base model, {saved.record.base_model}"
+            return replace(unscored, reason=f"it was made for another base model, {saved.record.base_model}")
         states = saved.judged_states()
         # Attaching takes a second.
         with self._attached(states[0]) if is_active else nullcontext() as first:
             if is_active:
                 self._continue_before()
             if self._quiz is not None:
-                return None
+                return unscored
             if history is None:
-                return "it was saved before sebp-edge recorded which documents are for test"
+                return replace(unscored, reason="it was saved before sebp-edge recorded which documents are for test")
             unseen = find_unseen(history, self._run.task.dataset.draw.fingerprints)
             if not unseen.num_tests:
-                return "it was not judged itself"
+                return replace(unscored, reason="it was not judged itself")
             if saved.record.trained_on_all and states == [saved.path]:
                 raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
             if 2 * unseen.num_found < unseen.num_tests:
-                return f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
+                among = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
+                return replace(unscored, reason=among)
             losses = [self._score(states[0], 0, unseen.states, first)]
         losses += [self._score(folder, number, unseen.states) for number, folder in enumerate(states[1:], start=1)]
         merged = HeldOutLoss.merged(losses)
-        return merged if merged.rest.tokens else "it was trained on all test documents of these texts"
+        if not merged.rest.tokens:
+            return replace(unscored, reason="it was trained on all test documents of these texts")
+        return replace(unscored, losses=merged)
 
     def _copies(self) -> Iterator[Copied]:
         """Yields the documents of which the adapter repeats much more than the base model does."""

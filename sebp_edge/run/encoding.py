@@ -43,8 +43,8 @@ class TrainingPreparation(Preparation):
         if data.unjudged_because:  # said before the training
             self._call.notify(Notice(" ".join([*data.unjudged_because, SAVED_INACTIVE])))
         left_out = tuple(asdict(item) for item in data.left_out)
-        counts = (data.num_documents, len(data.examples), data.num_tokens)
-        self._call.notify(TextsRead(*counts, data.padding_share, left_out))
+        read = TextsRead(data.num_documents, len(data.examples), data.num_tokens, data.padding_share, left_out)
+        self._call.notify(read)
         return prepared
 
     def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:

@@ -20,7 +20,6 @@ def export_adapter(
     reading = None if texts is None else read_texts(texts, progress=call.progress)
     call.in_use.release()
     name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
-    rest = (call.reference, to, format, quant, reading, call.notify, call.check)
-    result = export(name, found.path, found.record, *rest)
+    result = export(name, found.path, found.record, call.reference, to, format, quant, reading, call.notify, call.check)
     call.remember_model_of(found)
     return result

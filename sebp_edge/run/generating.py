@@ -1,14 +1,20 @@
-"""Generates text with the model in use."""
+"""Generates text with the model in use: continues texts, completes words, and answers questions from texts."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
-from sebp_edge.ask.wording import prompt_for
+from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
+from sebp_edge.ask.passages import Passage
+from sebp_edge.ask.searched_texts import SearchedTexts
+from sebp_edge.ask.wording import prompt_for, shown
 from sebp_edge.engine.models.completion import Completion, complete_text
 from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.sampling import Sampling
-from sebp_edge.lessons.prompts import Messages, check_prompt, encode_prompt, encode_texts
+from sebp_edge.errors import OptionError, TextsError
+from sebp_edge.lessons.prompts import EncodedPrompt, Messages, check_prompt, encode_prompt, encode_texts
 from sebp_edge.run.call import Call
 from sebp_edge.run.model_in_use import AdapterChoice
 from sebp_edge.values.documents import check_text
@@ -16,6 +22,10 @@ from sebp_edge.values.documents import check_text
 # The most characters before a completion that the model reads, about 1,000 tokens.
 _MAX_CHARACTERS = 4096
 _SPACE = re.compile(r"\s")
+# A passage that does not fit into the model's context is cut, but not to fewer characters.
+_MIN_CHARACTERS = 100
+
+Turn = tuple[str, str]
 
 
 def generate(
@@ -33,7 +43,7 @@ def generate(
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
         options = {"decoder": decoder, "on_text": on_text, "check": call.check}
-        return generate_text(base.model, base.tokenizer, *encoded, sampling, **options)
+        return generate_text(base.model, base.tokenizer, encoded.input_ids, encoded.end_ids, sampling, **options)
 
 
 def complete(
@@ -53,8 +63,8 @@ def complete(
         while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
             most //= 2
         options = {"on_text": on_text, "check": call.signal.check}
-        rest = (_end_of(before, most), max_new_tokens, min_probability)
-        return complete_text(decoder, base.vocabulary, encode, *rest, **options)
+        end = _end_of(before, most)
+        return complete_text(decoder, base.vocabulary, encode, end, max_new_tokens, min_probability, **options)
 
 
 def _end_of(text: str, most: int) -> str:
@@ -66,3 +76,54 @@ def _end_of(text: str, most: int) -> str:
     begin = max(0, -(-(len(text) - most) // half) * half)
     space = _SPACE.search(text, begin, begin + half // 2) if begin else None
     return text[begin if space is None else space.start() :]
+
+
+def ask(
+    call: Call,
+    question: str,
+    searched: SearchedTexts,
+    texts,
+    before: Sequence[Turn],
+    choice: AdapterChoice,
+    sampling: Sampling,
+    num_passages: int,
+    on_text: Callable[[str], None] | None,
+) -> Answer:
+    """Answers a question; see `Personalizer.ask`."""
+    check_prompt(question)
+    if num_passages < 1:
+        raise OptionError(f"num_passages is {num_passages}; expected 1 or more.")
+    index = searched.index(texts, call.progress)
+    hits = index.search(question, num_passages, before=before[-1][0] if before else "")
+    if not is_found(hits):
+        return Answer(NOT_FOUND, found=False)
+    call.signal.check()
+    found = tuple(hit.passage for hit in hits)
+    with call.generating(choice) as (base, decoder, _):
+        prompt, passages = _prompt(question, found, before[-1:], base, sampling.max_new_tokens)
+        options = {"decoder": decoder, "on_text": on_text, "check": call.check}
+        reply = generate_text(base.model, base.tokenizer, prompt.input_ids, prompt.end_ids, sampling, **options)
+    return checked(reply, question, passages)
+
+
+def _prompt(
+    question: str, passages: tuple[Passage, ...], before: Sequence[Turn], base: BaseModel, max_new_tokens: int
+) -> tuple[EncodedPrompt, tuple[Passage, ...]]:
+    """Returns the tokens of as many passages as fit, and the question after them; and the passages.
+
+    Raises:
+        TextsError: the question alone is too long.
+    """
+    limit = getattr(base.model.config, "max_position_embeddings", None)
+    while True:
+        prompt = prompt_for(question, base.tokenizer, document=shown(passages), before=before)
+        if limit is None or len(prompt.input_ids) + max_new_tokens <= limit:
+            return prompt, passages
+        if len(passages) > 1:
+            passages = passages[:-1]
+        elif before:
+            before = ()
+        elif len(passages[0].text) > _MIN_CHARACTERS:
+            passages = (replace(passages[0], text=passages[0].text[: len(passages[0].text) * 2 // 3]),)
+        else:
+            raise TextsError(f"The question is too long for the model's context of {limit} tokens; ask a shorter one.")

@@ -1,11 +1,17 @@
-"""Inspects texts before a training: what is read, how it is split, what it costs, and what to expect."""
+"""Inspects texts before a training: what is read, how it is split, what it costs, and what to expect.
+
+It shows examples as the model gets them. These contain the user's text: they are for the screen, never for logs,
+metadata or the store.
+"""
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from statistics import median
 
+from sebp_edge.basics.labels import IGNORE
 from sebp_edge.basics.units import duration, gigabytes, plural
 from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.models.hub_cache import has_own_tokenizer
@@ -15,12 +21,12 @@ from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_k
 from sebp_edge.run.fitting_recipe import fitting_recipe
 from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.rendered import RenderedExample, render_examples
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.values.chats import Author
 from sebp_edge.values.dataset import Dataset
-from sebp_edge.values.documents import Content, LeftOut
+from sebp_edge.values.documents import Content, Document, LeftOut
+from sebp_edge.values.example import Example
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import FOLD_ROLES, SPLITS, TRAIN
 
@@ -33,6 +39,33 @@ _TEMPLATE = re.compile(r"<%[-_*~]?\s*tp\.|\{\{\s*(?:title|date|time|value|name)\
 _DRAWING = re.compile(r"^excalidraw-plugin:|^```compressed-json|\"type\":\s*\"excalidraw\"", re.MULTILINE)
 # How many characters of a document are searched for these.
 _SEARCHED = 100_000
+# Stands for what other people wrote.
+OTHERS_WORDS = "[what others wrote]"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of an example's text; `trained` says whether its tokens have loss.
+
+    What other people wrote is not shown: the text says so instead.
+    """
+
+    text: str
+    trained: bool
+
+
+@dataclass(frozen=True)
+class RenderedExample:
+    """An example in words, special tokens included.
+
+    Attributes:
+        tokens, trained_tokens: the number of its tokens, and of those with loss.
+    """
+
+    document: str
+    tokens: int
+    trained_tokens: int
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
@@ -255,3 +288,39 @@ def _parts(dataset: Dataset, tokens: Counter) -> tuple[Part, ...]:
         members[draw.split_of.get(document, TRAIN) if fold is None else FOLD_ROLES[fold]].append(document)
     names = [name for name in (*SPLITS, *FOLD_ROLES) if name in members]
     return tuple(Part(name, len(members[name]), sum(tokens[each] for each in members[name])) for name in names)
+
+
+def render_examples(
+    examples: Iterable[Example], documents: list[Document], tokenizer, number: int
+) -> tuple[RenderedExample, ...]:
+    """Renders the first examples of the first documents, one of each kind of content first."""
+    firsts = {}
+    for example in examples:
+        firsts.setdefault(example.document, example)
+    kinds = {}
+    for document in firsts:
+        kinds.setdefault(type(documents[document].content), document)
+    chosen = list(dict.fromkeys([*kinds.values(), *firsts]))[:number]
+    return tuple(
+        RenderedExample(
+            documents[document].source,
+            len(firsts[document].input_ids),
+            firsts[document].num_loss_tokens,
+            tuple(_pieces(firsts[document], tokenizer, hides_given=is_of_people(documents[document].content))),
+        )
+        for document in sorted(chosen)
+    )
+
+
+def _pieces(example: Example, tokenizer, *, hides_given: bool) -> Iterator[Piece]:
+    # The first token has no loss, since no token predicts it.
+    trained = [False, *(label != IGNORE for label in example.labels[1:])]
+    end, before = 0, ""
+    for has_loss, run in groupby(trained):
+        end += len(list(run))
+        # Some tokenizers drop the blank before the first token, so runs are not decoded by themselves.
+        text = tokenizer.decode(
+            example.input_ids[:end].tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        yield Piece(OTHERS_WORDS if hides_given and not has_loss else text[len(before) :], has_loss)
+        before = text

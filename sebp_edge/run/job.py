@@ -101,8 +101,8 @@ class JobSink:
         self._own_clock.__enter__()
         return self
 
-    def __exit__(self, *error) -> None:
-        self._own_clock.__exit__(*error)
+    def __exit__(self, *args) -> None:
+        self._own_clock.__exit__(*args)
 
     def __call__(self, event: Event) -> None:
         """Passes an event on, and counts what it says was done."""

@@ -23,7 +23,7 @@ from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.start import Start, StartingPoint, latest_history
+from sebp_edge.run.start import StartingPoint, latest_history
 from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
@@ -72,16 +72,15 @@ class Preparation:
         self._call, self.reading, self.recipe = call, reading, call.recipe
         self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
         self.active: TextsComparison | None = None
-        self._start: Start | str = ""
-        self._sync = False
+        self._starting_point, self._sync = StartingPoint(), False
 
     @classmethod
     def under(cls, call: TextsCall, texts, adapter: Adapter) -> "Preparation":
         """Reads texts; prepares what `adapt` would do with them under the name of an adapter."""
         call, reading = call.with_texts(texts, adapter)
         preparation = cls(call, reading, latest_history(adapter))
-        given = call.store, adapter.name, call.reference, call.recipe, call.seed, reading
-        preparation.learn_on_from(compare_with_active(*given), sync=False)
+        active = compare_with_active(call.store, adapter.name, call.reference, call.recipe, call.seed, reading)
+        preparation.learn_on_from(active, sync=False)
         return preparation
 
     def learn_on_from(self, active: TextsComparison | None, *, sync: bool) -> None:
@@ -90,21 +89,19 @@ class Preparation:
         Args:
             sync: whether documents that are gone are to be forgotten.
         """
-        self.active, self._start, self._sync = active, "", sync
-        if active is None:
-            return
-        self._start = Start.at(active, self._call.store, self._call.refuse_damaged)
-        if isinstance(self._start, Start):
-            self.recipe = self._start.fill_in(self.recipe)
+        self.active, self._starting_point, self._sync = active, StartingPoint.at(active, self._call), sync
+        start = self._starting_point.start
+        if start is not None:
+            self.recipe = start.fill_in(self.recipe)
             if self.recipe.questions:
-                self._start = LEARNT_TOGETHER
-            elif len(self._start.states) > 1 and self._has_enough_for_tests():
-                self._start = TESTED_IN_TURN
+                self._starting_point = StartingPoint(active, obstacle=LEARNT_TOGETHER)
+            elif len(start.states) > 1 and self._has_enough_for_tests():
+                self._starting_point = StartingPoint(active, obstacle=TESTED_IN_TURN)
 
     @property
     def starts_over(self) -> str:
         """Says why the training does not begin at the active version; empty if that is not known yet."""
-        return StartingPoint(self.active, obstacle=self._start).summary if isinstance(self._start, str) else ""
+        return self._starting_point.summary
 
     def _has_enough_for_tests(self) -> bool:
         """Whether the documents get one split instead of folds, told without the model's tokenizer."""
@@ -191,8 +188,8 @@ class Preparation:
         """
         if planned is not None and prepared is planned.prepared:
             return planned.schedules
-        asked = prepared.dataset, self.recipe, self._call.seed, prepared.starting_point.lessons
-        return self._call.progress.run(lambda: make_schedules(*asked))
+        lessons = prepared.starting_point.lessons
+        return self._call.progress.run(lambda: make_schedules(prepared.dataset, self.recipe, self._call.seed, lessons))
 
     def _prepare(self, tokenizer, longest: int | None) -> Prepared:
         recipe, seed = self.recipe, self._call.seed
@@ -200,9 +197,7 @@ class Preparation:
         dataset = make_dataset(self.reading, tokenizer, recipe, longest, self._drawing, self._call.progress, encoder)
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)
-        return Prepared(
-            dataset, StartingPoint.of(self.active, self._start, dataset.draw, self.recipe, seed, sync=self._sync)
-        )
+        return Prepared(dataset, self._starting_point.with_lessons(dataset.draw, self.recipe, seed, sync=self._sync))
 
     def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
         """Adds the quiz about test documents, and general text that keeps what the model could do."""

@@ -74,11 +74,12 @@ def probe(
         after = losses().nats
     first = len(read_probe())
     tokens = sum(example.num_loss_tokens for example in examples if example.document < first)
-    means = (sum(loss for number, loss in part.items() if number < first) / tokens for part in (before, after))
+    facts_begin, end = first + 4 * len(language), first + 4 * len(language + facts)
     return Probed(
-        *means,
-        _compare(before, after, range(first, first + 4 * len(language), 4)),
-        _compare(before, after, range(first + 4 * len(language), first + 4 * len(language + facts), 4)),
+        general_before=sum(loss for number, loss in before.items() if number < first) / tokens,
+        general_after=sum(loss for number, loss in after.items() if number < first) / tokens,
+        language=_compare(before, after, range(first, facts_begin, 4)),
+        facts=_compare(before, after, range(facts_begin, end, 4)),
     )
 
 

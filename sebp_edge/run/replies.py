@@ -22,7 +22,7 @@ def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:
     """
     notes, general = quiz.about_notes, quiz.general
     kinds = ([q.found for q in notes], [q.right for q in notes], [q.alone for q in notes], [q.alone for q in general])
-    prompts = list(dict.fromkeys(chain(*kinds)))  # the passage that is found is the right one mostly
+    prompts = list(dict.fromkeys(chain.from_iterable(kinds)))  # the passage that is found is the right one mostly
     replies = answer_all(
         base.model, base.tokenizer, [*map(list, prompts)], end_ids(base.tokenizer), REPLY_TOKENS, check
     )

@@ -17,7 +17,7 @@ from sebp_edge.engine.training.loop import TrainingProgress
 from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.probing import Probed
-from sebp_edge.run.version_texts import VersionTexts
+from sebp_edge.run.start import VersionTexts
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.training_report import (
     CopiedRun,
@@ -133,8 +133,8 @@ def _learnt_on(texts: VersionTexts) -> LearntOn | None:
     lessons = texts.lessons
     if lessons is None:
         return None
-    numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
-    return LearntOn(texts.learnt_on_from, *numbers)
+    new, changed, replayed, gone = map(len, (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
+    return LearntOn(texts.learnt_on_from, new, changed, replayed, gone)
 
 
 def _tested(run: TrainingRun, result: GateResult) -> Tested:

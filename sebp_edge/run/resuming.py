@@ -24,12 +24,11 @@ CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")
 
 
-def run_with_waits(call: Call, texts, do: Callable[..., Result], *arguments) -> Result:
-    """Does a training with the arguments. If it frees its memory to wait for other programs, goes on with it then.
+def run_with_waits(call: Call, texts, run: Callable[[], Result]) -> Result:
+    """Runs a training. If it frees its memory to wait for other programs, goes on with it then.
 
     Documents that change meanwhile are left for the next adaptation.
     """
-    run = partial(do, call, *arguments)
     call.giving_way.wait_from_now_on()
     while True:
         try:

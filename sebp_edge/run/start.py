@@ -1,27 +1,32 @@
-"""The version that an adaptation learns on from, and how the adaptation begins."""
+"""How an adaptation begins: at a version or at the base model; and what a version knows of its texts, for the next one.
+
+Imports no torch.
+"""
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sebp_edge.basics.units import plural
+from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
 from sebp_edge.lessons.lesson_plans import plan_lessons
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.store.adapter import Adapter
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of
+from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.version_documents import DocumentList
 from sebp_edge.store.where import Where
+from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.draw import Draw
 from sebp_edge.values.lessons import Lessons
+from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory
-
-_DAMAGED = "has damaged files"
 
 
 @dataclass(frozen=True)
@@ -44,27 +49,19 @@ class Start:
     where: Where
 
     @classmethod
-    def at(
-        cls, comparison: TextsComparison, store: AdapterStore, refuse_damaged: Callable[[Path], None]
-    ) -> "Start | str":
-        """Returns the start at the compared version; or why there is none, as a sentence's predicate.
-
-        Args:
-            refuse_damaged: raises an AdapterError if the adapter in a folder is damaged.
-        """
-        if comparison.obstacle:
-            return comparison.obstacle
+    def at(cls, comparison: TextsComparison, call: TextsCall) -> "Start | None":
+        """Returns the start at the compared version; None if its files are damaged."""
         try:
             saved = comparison.saved
             states, listed = saved.judged_states(), DocumentList.read(saved.path)
             for folder in {*states, saved.path}:
-                refuse_damaged(folder)
+                call.refuse_damaged(folder)
         except AdapterError:
-            return _DAMAGED
+            return None
         if listed is None:
-            return _DAMAGED
+            return None
         entries = {document.key: Entry(tokens=document.tokens or 0, name=document.name) for document in listed.own}
-        where = store.adapter(saved.name).wheres().get(saved.version, Where())
+        where = call.store.adapter(saved.name).wheres().get(saved.version, Where())
         return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
@@ -104,31 +101,29 @@ class StartingPoint:
     forgets: bool = False
 
     @classmethod
-    def of(
-        cls,
-        active: TextsComparison | None,
-        start: Start | str,
-        draw: Draw,
-        recipe: Recipe,
-        seed: int,
-        *,
-        sync: bool,
-    ) -> "StartingPoint":
-        """Decides how to begin.
+    def at(cls, active: TextsComparison | None, call: TextsCall) -> "StartingPoint":
+        """Begins at the active version, if there is one and nothing is known that is in the way."""
+        if active is None or active.obstacle:
+            return cls(active, obstacle=active.obstacle if active else "")
+        start = Start.at(active, call)
+        return cls(active, start, obstacle="" if start else "has damaged files")
+
+    def with_lessons(self, draw: Draw, recipe: Recipe, seed: int, *, sync: bool) -> "StartingPoint":
+        """Decides what is trained on; begins at the base model if that is not possible otherwise.
 
         Args:
-            start: the start at the active version, or the obstacle.
             sync: whether documents that are gone are to be forgotten.
         """
-        if isinstance(start, str):
-            return cls(active, obstacle=start, forgets=sync)
-        lessons = start.lessons(draw, recipe, seed)
+        if self.start is None:
+            return replace(self, forgets=sync)
+        lessons = self.start.lessons(draw, recipe, seed)
         if lessons is None:
-            return cls(active, obstacle="was trained on documents that are needed for tests now", forgets=sync)
-        if sync and lessons.gone:
+            obstacle = "was trained on documents that are needed for tests now"
+        elif sync and lessons.gone:
             obstacle = f"knows {plural(len(lessons.gone), 'document')} that --sync (sync=True) forgets"
-            return cls(active, obstacle=obstacle, forgets=True)
-        return cls(active, start, lessons)
+        else:
+            return replace(self, lessons=lessons)
+        return StartingPoint(self.active, obstacle=obstacle, forgets=sync)
 
     @property
     def summary(self) -> str:
@@ -144,9 +139,9 @@ class StartingPoint:
         """The event that says what is trained on, or why the training starts over; None if no version is active."""
         if self.lessons is None:
             return Notice(self.summary) if self.obstacle else None
-        lessons = self.lessons
-        numbers = (len(each) for each in (lessons.new, lessons.changed, lessons.unchanged, lessons.replayed))
-        return LearningOn(self.version, *numbers, len(lessons.gone))
+        own = self.lessons
+        new, changed, unchanged = len(own.new), len(own.changed), len(own.unchanged)
+        return LearningOn(self.version, new, changed, unchanged, len(own.replayed), len(own.gone))
 
     @property
     def has_nothing_new(self) -> bool:
@@ -197,3 +192,46 @@ def version_with_history(adapter: Adapter) -> int | None:
     active = adapter.active()
     ordered = sorted(adapter.versions(), key=lambda version: (version == active, version), reverse=True)
     return next((version for version in ordered if adapter.document_list(version) is not None), None)
+
+
+@dataclass(frozen=True)
+class VersionTexts:
+    """What a version knows of its texts; nothing outside the store, whose salt is in it.
+
+    Attributes:
+        history: the documents that it knows, and those whose split it remembers.
+        known: the texts that it has learnt; None if its training was stopped.
+        entries: what the list of documents says of those that it knows although they are gone, by key.
+        learnt_on_from: the version that it learnt on from; None if it began at the base model.
+        lessons: what was trained on then; None if it began at the base model.
+    """
+
+    history: SplitHistory | None = None
+    known: KnownTexts | None = None
+    entries: dict[int, Entry] = field(default_factory=dict)
+    learnt_on_from: int | None = None
+    lessons: Lessons | None = None
+    where: Where = field(default_factory=Where)
+
+    @classmethod
+    def of(
+        cls, reading: Reading, dataset: Dataset, starting_point: StartingPoint, reference: ModelReference
+    ) -> "VersionTexts":
+        """Returns what a version in the store knows."""
+        salt = dataset.draw.history.salt
+        keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.draw.fingerprints.items()}
+        texts = {document.hash(salt): keys.get(number, "") for number, document in enumerate(reading.documents)}
+        history, gone, entries = dataset.draw.history, {}, {}
+        groups = (reading.folders,)
+        if starting_point.start is not None:
+            history = history.learnt_on_from(starting_point.start.history)
+            entries = starting_point.start.entries
+            known = starting_point.start.comparison.known
+            gone = known.still_known(texts, (f"{key:016x}" for key in starting_point.lessons.gone))
+            if gone:
+                groups += starting_point.start.where.earlier_than(reading.folders)
+        elif starting_point.forgets:
+            history = SplitHistory(history.known, history.salt)
+        known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
+        where = Where(texts=tuple(filter(None, groups)))
+        return cls(history, known, entries, starting_point.version, starting_point.lessons, where)

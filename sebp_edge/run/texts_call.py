@@ -1,5 +1,6 @@
 """A call of a Personalizer as far as it reads texts and plans a training: what it works with. Imports no torch."""
 
+import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Self
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import plural, sizes_apart
 from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.known_machine import recall_machine
 from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.models.known_models import KnownModel, recall_model
+from sebp_edge.engine.models.known_tokenizer import KnownTokenizer
 from sebp_edge.engine.models.shape import DecoderShape
-from sebp_edge.errors import OptionError
+from sebp_edge.errors import AdapterError, OptionError
 from sebp_edge.events import Event, Notice
 from sebp_edge.machine.host import resident
 from sebp_edge.recipe import Recipe
@@ -24,6 +28,7 @@ from sebp_edge.values.reading import Reading
 
 # Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
 MIN_TEXT_BYTES = 30_000_000
+_MAX_HEADER = 2**26
 
 
 @dataclass(frozen=True)
@@ -124,3 +129,70 @@ class TextsCall(ABC):
             budget, memory = sizes_apart(self.budget.size, size)
             raise OptionError(f"The memory budget is {budget}, but the GPU has {memory}; lower the budget or omit it.")
         return size
+
+
+class NotKnown(Exception):
+    """The model or this machine is not known without torch."""
+
+
+@dataclass(frozen=True)
+class KnownCall(TextsCall):
+    """What a call works with that plans for another process, by what is known of the model and of this machine.
+
+    Attributes:
+        free: its free bytes.
+    """
+
+    named: ModelReference
+    model: KnownModel
+    target: Target
+    free: int
+
+    @classmethod
+    def of(cls, reference: ModelReference, device: str | None, used: int, **values) -> "KnownCall":
+        """Returns a call.
+
+        Args:
+            used: bytes of host memory of the process that the training would run in; 0 if that has not started.
+
+        Raises:
+            NotKnown: the model or this machine is not known without torch.
+        """
+        model, machine = recall_model(reference), recall_machine(device)
+        # How much of a GPU a process uses is often known to itself only.
+        if model is None or machine is None or (used and machine[0].on_gpu):
+            raise NotKnown
+        return cls(**values, named=reference, model=model, target=machine[0], free=machine[1] + used)
+
+    @property
+    def reference(self) -> ModelReference:
+        return self.named
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.target.on_gpu
+
+    @property
+    def shape(self) -> DecoderShape:
+        return self.model.shape
+
+    def tokenizer(self) -> KnownTokenizer:
+        return self.model.tokenizer
+
+    def target_and_budget(self) -> tuple[Target, MemoryBudget]:
+        return self.target, MemoryBudget(self.free) if self.budget is None else self.budget.within(self.free)
+
+    def refuse_damaged(self, adapter: Path) -> None:
+        """Raises an AdapterError if the file of weights is shorter than it says; only a training reads all of it."""
+        file = adapter / "adapter_model.safetensors"
+        try:
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                if size > _MAX_HEADER:
+                    raise ValueError("the header is too long")
+                header = json.loads(opened.read(size))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            if file.stat().st_size != 8 + size + max(ends):
+                raise ValueError("weights are missing")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise AdapterError(f"The adapter in {str(adapter)!r} is damaged ({error}).") from error

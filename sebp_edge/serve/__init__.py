@@ -11,8 +11,8 @@ messages         requests and results; refusals with stable codes
 served_jobs, journal
                  states of jobs; what survives: their numbered events
 store_methods    methods about saved adapters, models and reports
-planning         plans as the supervisor sees them; planner, the short process without torch that makes one
-worker_process   the worker as the supervisor sees it
+processes        the processes of the supervisor
+planner          the short process without torch that plans or inspects
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
 served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out

@@ -16,8 +16,8 @@ from sebp_edge.events import finite, silent
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink
-from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import plan_for
+from sebp_edge.run.texts_call import KnownCall, NotKnown
 from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams

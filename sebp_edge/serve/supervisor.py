@@ -40,10 +40,9 @@ from sebp_edge.serve.messages import (
 )
 from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
 from sebp_edge.serve.parent_process import Parent
-from sebp_edge.serve.planning import Planning
+from sebp_edge.serve.processes import Planning, WorkerProcess
 from sebp_edge.serve.served_jobs import ACTIVE, ServedJob, ServedJobs
 from sebp_edge.serve.streams import Lines, LongLine, Outbox
-from sebp_edge.serve.worker_process import WorkerProcess
 
 # The worker has so many seconds to save a job's state when the app is gone, to stop a job, and to pause it.
 END_SECONDS, CANCEL_SECONDS, PAUSE_SECONDS = 1.0, 10.0, 30.0
@@ -72,7 +71,7 @@ class Supervisor:
         self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
         self._lines.start()
         self._children = children()
-        self._planning = Planning(self._children, lambda *answer: self._inbox.put(partial(self._answer_plan, *answer)))
+        self._planning = Planning(self._children, lambda id, got: self._inbox.put(partial(self._answer_plan, id, got)))
         self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
         self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
@@ -306,10 +305,11 @@ class Supervisor:
             try:
                 if asked is None:
                     raise cancelled()
-                if asked[0] == "plan" and self._worker is None:
+                method, params = asked
+                if method == "plan" and self._worker is None:
                     message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
                     raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
-                self._ask_worker(id, *asked)
+                self._ask_worker(id, method, params)
                 return
             except Exception as error:
                 answer = {"error": error_of(error)}

@@ -4,20 +4,26 @@ It has one object for each document, with the attributes of `KnownDocument`. The
 versions of an adapter.
 """
 
+import base64
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
-from sebp_edge.store import packed_documents
 from sebp_edge.store.salt import salt_of
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.values.remembered import NUM_FOLDS, ROLES, SKETCH_SIZE, SPLITS
 
 _FORMAT = 3
+# Those before had a column for each value. Their numbers were packed in base64, and choices in one character each.
+_PACKED_FORMATS = (1, 2)
+_PACKED_SPLITS = ("train", "validation", "test")
+_PACKED_ROLES = (*_PACKED_SPLITS, "fold 1", "fold 2", "fold 3")
+_PACKED_SKETCH_SIZE = 64
 # The size limit of the file, in bytes; a long document takes 900.
 _MAX_BYTES = 2**29
 _HASH = re.compile("[0-9a-f]{16}")
@@ -104,8 +110,8 @@ class DocumentList:
                     f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads up "
                     f"to format {_FORMAT}. Upgrade sebp-edge."
                 )
-            if values["format"] in packed_documents.FORMATS:
-                values = packed_documents.unpack(values, store_salt)
+            if values["format"] in _PACKED_FORMATS:
+                values = _unpack(values, store_salt)
             elif values["format"] != _FORMAT:
                 raise ValueError("format")
             return cls(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
@@ -139,3 +145,41 @@ def _document(values: dict) -> KnownDocument:
 
 def _is_count(value) -> bool:
     return type(value) is int and 0 <= value < 2**32
+
+
+def _unpack(values: Mapping, store_salt: bytes) -> dict:
+    """Returns the values of formats 1 and 2 as they are written now; format 1 had neither a salt nor names.
+
+    Raises a LookupError, TypeError or ValueError if they are invalid.
+    """
+    hashes, counts = _numbers(values["keys"], 8), _numbers(values["num_shingles"], 4)
+    shingles = iter(_numbers(values["sketches"], 4))
+    sketches = [list(islice(shingles, min(count, _PACKED_SKETCH_SIZE))) for count in counts]
+    if next(shingles, None) is not None:
+        raise ValueError("sketches")
+    unknown = [None] * len(hashes)
+    columns = {
+        "hash": [f"{hash:016x}" for hash in hashes],
+        "name": values.get("names", unknown) if values["format"] == 2 else unknown,
+        "number": _numbers(values["numbers"], 4) if "numbers" in values else unknown,
+        "tokens": _numbers(values["tokens"], 4) if "numbers" in values else unknown,
+        "split": _choices(values["roles"], _PACKED_ROLES),
+        "absent": _choices(values.get("absent", "0" * len(hashes)), (False, True)),
+        "drawn_split": _choices(values["splits"], _PACKED_SPLITS),
+        "drawn_fold": _choices(values["folds"], (0, 1, 2)),
+        "num_shingles": counts,
+        "sketch": sketches,
+    }
+    documents = [dict(zip(columns, each, strict=True)) for each in zip(*columns.values(), strict=True)]
+    return {"salt": store_salt.hex() if values["format"] == 1 else values["salt"], "documents": documents}
+
+
+def _numbers(text: str, size: int) -> list[int]:
+    """Returns the unsigned little-endian numbers of `size` bytes that were packed into a text."""
+    content = base64.b64decode(text, validate=True)
+    return [int.from_bytes(content[at : at + size], "little") for at in range(0, len(content), size)]
+
+
+def _choices(text: str, options: Sequence) -> list:
+    """Returns the option of each digit, and None for "-"."""
+    return [None if character == "-" else options[int(character)] for character in text]

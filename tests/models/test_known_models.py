@@ -29,8 +29,8 @@ from sebp_edge.events import silent
 from sebp_edge.machine.process import memory_of
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import JobSink
-from sebp_edge.run.known_call import KnownCall, NotKnown
 from sebp_edge.run.preparation import Preparation
+from sebp_edge.run.texts_call import KnownCall, NotKnown
 from sebp_edge.store.adapter_store import AdapterStore
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_a_plan_needs_no_torch(notes_folder, tmp_path):
         "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
         "from sebp_edge.engine.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
         "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import JobSink\n"
-        "from sebp_edge.run.known_call import KnownCall; from sebp_edge.events import silent\n"
+        "from sebp_edge.run.texts_call import KnownCall; from sebp_edge.events import silent\n"
         "values = dict(recipe=Recipe.load(None), seed=0, store=AdapterStore(sys.argv[2]), me=(), budget=None)\n"
         "call = KnownCall.of(resolve('tiny'), 'cpu', 0, **values, signal=StopSignal(), job=JobSink(silent))\n"
         "assert Inspection.of(call, Path(sys.argv[1]), 'mine').plan.chosen.peak > 0\n"

@@ -17,8 +17,8 @@ from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.learnable import refuse_unlearnable
+from sebp_edge.run.inspection import render_examples
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.rendered import render_examples
 from sebp_edge.values.documents import Conversation, Document, LeftOut, PromptCompletion
 from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import Progress

@@ -40,7 +40,7 @@ for line in sys.stdin:
 """
 # What a planner tells is heard once its request is cancelled.
 LATE = """
-from sebp_edge.serve.planning import Planning
+from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.supervisor import Supervisor
 heard = Supervisor._answer_plan
 def hear(server, id, answer):
