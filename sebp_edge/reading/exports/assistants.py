@@ -1,6 +1,6 @@
-"""Reads ChatGPT's `conversations.json`: of each conversation the branch that was shown.
+"""Reads the `conversations.json` of ChatGPT and of Claude; of ChatGPT, the branch of each conversation that was shown.
 
-The owner's words are the user's. ChatGPT's replies are what the owner answered, so they are context.
+The owner's words are the user's. An assistant's replies are what the owner answered, so they are context.
 """
 
 from collections import Counter
@@ -12,35 +12,35 @@ from sebp_edge.reading.exports.objects import day_of, reduced_values
 from sebp_edge.values.chats import OWNER, Chat, ChatMessage
 from sebp_edge.values.documents import Unreadable
 
-_AUTHORS = {"user": OWNER, "assistant": "ChatGPT"}
+_CHATGPT_AUTHORS = {"user": OWNER, "assistant": "ChatGPT"}
 _WORDS = ("text", "multimodal_text")
 _HIDDEN = "messages of tools and hidden messages"
 
 
 def read_chatgpt(text: str) -> Iterator[Chat | Unreadable]:
     """Yields the conversations, and what cannot be used in their place."""
-    for number, value in enumerate(reduced_values(text, _reduced), start=1):
+    for number, value in enumerate(reduced_values(text, _chatgpt_value), start=1):
         if isinstance(value, Chat | Unreadable):
             yield replace(value, id=value.id or str(number)) if isinstance(value, Chat) else value
         else:
             yield Unreadable("a conversation of ChatGPT of an unknown version")
 
 
-def _reduced(value: dict[str, Any]) -> Any:
+def _chatgpt_value(value: dict[str, Any]) -> Any:
     if isinstance(value.get("mapping"), dict):
-        return _conversation(value)
+        return _chatgpt_conversation(value)
     if "parent" in value and "message" in value:
         return value["parent"], value["message"]
-    return _message(value) if "author" in value and "content" in value else value
+    return _chatgpt_message(value) if "author" in value and "content" in value else value
 
 
-def _message(value: dict[str, Any]) -> ChatMessage | str | None:
+def _chatgpt_message(value: dict[str, Any]) -> ChatMessage | str | None:
     """Returns a message, the kind of one that is left out, or None for one without words."""
     author, content, metadata = value["author"], value["content"], value.get("metadata")
     if not (isinstance(author, dict) and isinstance(content, dict)):
         return "messages of an unknown form"
     hidden = isinstance(metadata, dict) and metadata.get("is_visually_hidden_from_conversation")
-    name = _AUTHORS.get(author.get("role"))
+    name = _CHATGPT_AUTHORS.get(author.get("role"))
     if name is None or hidden or content.get("content_type") not in _WORDS or value.get("recipient", "all") != "all":
         return _HIDDEN
     parts = content.get("parts")
@@ -54,7 +54,7 @@ def _message(value: dict[str, Any]) -> ChatMessage | str | None:
     return ChatMessage(name, day_of(value.get("create_time")), said)
 
 
-def _conversation(value: dict[str, Any]) -> Chat | Unreadable:
+def _chatgpt_conversation(value: dict[str, Any]) -> Chat | Unreadable:
     nodes, at = value["mapping"], value.get("current_node")
     if at is None:
         # Without branches, the end is known.
@@ -78,3 +78,37 @@ def _conversation(value: dict[str, Any]) -> Chat | Unreadable:
     )
     id = value.get("conversation_id") or value.get("id")
     return Chat("ChatGPT", id[:8] if isinstance(id, str) else "", messages, owner=OWNER, left_out=left_out)
+
+
+# ------------------------------------------------------------------------------------------- Claude
+
+_CLAUDE_AUTHORS = {"human": OWNER, "assistant": "Claude"}
+
+
+def read_claude(text: str) -> Iterator[Chat | Unreadable]:
+    """Yields the conversations, and a fault that ended the reading."""
+    for value in reduced_values(text, _claude_value):
+        is_known = isinstance(value, Chat | Unreadable)
+        yield value if is_known else Unreadable("a conversation of Claude of an unknown version")
+
+
+def _claude_value(value: dict[str, Any]) -> Any:
+    if isinstance(value.get("chat_messages"), list):
+        left_out = Counter(each for each in value["chat_messages"] if isinstance(each, str))
+        messages = [each for each in value["chat_messages"] if isinstance(each, ChatMessage)]
+        return Chat("Claude", str(value.get("uuid", ""))[:8], messages, owner=OWNER, left_out=left_out)
+    return _claude_message(value) if "sender" in value else value
+
+
+def _claude_message(value: dict[str, Any]) -> ChatMessage | str:
+    """Returns a message, or the kind of one that is left out."""
+    parts, said = value.get("content"), value.get("text")
+    if isinstance(parts, list) and parts:
+        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        said = "\n".join(text for text in texts if isinstance(text, str))
+    author = _CLAUDE_AUTHORS.get(value["sender"]) if isinstance(value["sender"], str) else None
+    if author is None or not isinstance(said, str):
+        return "messages of an unknown form"
+    if not said.strip():
+        return "messages without words"
+    return ChatMessage(author, day_of(value.get("created_at")), said.strip())
