@@ -10,11 +10,10 @@ from typing import Any
 
 from sebp_edge.reading.exports.objects import day_of, reduced_values
 from sebp_edge.values.chats import OWNER, Chat, ChatMessage
-from sebp_edge.values.documents import Unreadable
+from sebp_edge.values.documents import NotRead, Unreadable
 
 _CHATGPT_AUTHORS = {"user": OWNER, "assistant": "ChatGPT"}
 _WORDS = ("text", "multimodal_text")
-_HIDDEN = "messages of tools and hidden messages"
 
 
 def read_chatgpt(text: str) -> Iterator[Chat | Unreadable]:
@@ -34,23 +33,23 @@ def _chatgpt_value(value: dict[str, Any]) -> Any:
     return _chatgpt_message(value) if "author" in value and "content" in value else value
 
 
-def _chatgpt_message(value: dict[str, Any]) -> ChatMessage | str | None:
+def _chatgpt_message(value: dict[str, Any]) -> ChatMessage | NotRead | None:
     """Returns a message, the kind of one that is left out, or None for one without words."""
     author, content, metadata = value["author"], value["content"], value.get("metadata")
     if not (isinstance(author, dict) and isinstance(content, dict)):
-        return "messages of an unknown form"
+        return NotRead("messages of an unknown form")
     hidden = isinstance(metadata, dict) and metadata.get("is_visually_hidden_from_conversation")
     name = _CHATGPT_AUTHORS.get(author.get("role"))
     if name is None or hidden or content.get("content_type") not in _WORDS or value.get("recipient", "all") != "all":
-        return _HIDDEN
+        return NotRead("messages of tools and hidden messages")
     parts = content.get("parts")
     if not isinstance(parts, list):
-        return "messages of an unknown form"
+        return NotRead("messages of an unknown form")
     # What was spoken has a text, pictures have none.
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     said = "\n".join(text for text in texts if isinstance(text, str)).strip()
     if not said:
-        return "attachments" if any(isinstance(part, dict) for part in parts) else None
+        return NotRead("attachments") if any(isinstance(part, dict) for part in parts) else None
     return ChatMessage(name, day_of(value.get("create_time")), said)
 
 
@@ -71,8 +70,8 @@ def _chatgpt_conversation(value: dict[str, Any]) -> Chat | Unreadable:
         if isinstance(message, ChatMessage):
             day = message.day or day
             messages.append(message._replace(day=day))
-        elif isinstance(message, str):
-            left_out[message] += 1
+        elif isinstance(message, NotRead):
+            left_out[message.reason] += 1
     left_out["messages of branches that were not shown"] = sum(
         isinstance(node, tuple) and isinstance(node[1], ChatMessage) for node in nodes.values()
     )
@@ -94,13 +93,13 @@ def read_claude(text: str) -> Iterator[Chat | Unreadable]:
 
 def _claude_value(value: dict[str, Any]) -> Any:
     if isinstance(value.get("chat_messages"), list):
-        left_out = Counter(each for each in value["chat_messages"] if isinstance(each, str))
+        left_out = Counter(each.reason for each in value["chat_messages"] if isinstance(each, NotRead))
         messages = [each for each in value["chat_messages"] if isinstance(each, ChatMessage)]
         return Chat("Claude", str(value.get("uuid", ""))[:8], messages, owner=OWNER, left_out=left_out)
     return _claude_message(value) if "sender" in value else value
 
 
-def _claude_message(value: dict[str, Any]) -> ChatMessage | str:
+def _claude_message(value: dict[str, Any]) -> ChatMessage | NotRead:
     """Returns a message, or the kind of one that is left out."""
     parts, said = value.get("content"), value.get("text")
     if isinstance(parts, list) and parts:
@@ -108,7 +107,7 @@ def _claude_message(value: dict[str, Any]) -> ChatMessage | str:
         said = "\n".join(text for text in texts if isinstance(text, str))
     author = _CLAUDE_AUTHORS.get(value["sender"]) if isinstance(value["sender"], str) else None
     if author is None or not isinstance(said, str):
-        return "messages of an unknown form"
+        return NotRead("messages of an unknown form")
     if not said.strip():
-        return "messages without words"
+        return NotRead("messages without words")
     return ChatMessage(author, day_of(value.get("created_at")), said.strip())

@@ -17,7 +17,7 @@ from typing import Any
 from sebp_edge.reading.exports.objects import day_of, reduced_values
 from sebp_edge.reading.formats.record_files import long_fields
 from sebp_edge.values.chats import OWNER, Chat, ChatMessage, Names
-from sebp_edge.values.documents import Unreadable
+from sebp_edge.values.documents import NotRead, Unreadable
 
 _MEDIA = ("photo", "file", "media_type", "location_information", "contact_information", "poll", "game_title")
 
@@ -35,7 +35,7 @@ def read_telegram(text: str) -> Iterator[Chat | Unreadable]:
             # The export of all chats begins with its owner.
             owner.append(f"user{value['user_id']}")
         elif isinstance(value.get("messages"), list):
-            left_out = Counter(each for each in value["messages"] if isinstance(each, str))
+            left_out = Counter(each.reason for each in value["messages"] if isinstance(each, NotRead))
             messages = [each for each in value["messages"] if isinstance(each, ChatMessage)]
             found.append(Chat("Telegram", str(value.get("id", len(found) + 1)), messages, names, left_out=left_out))
             return None
@@ -50,14 +50,14 @@ def read_telegram(text: str) -> Iterator[Chat | Unreadable]:
         yield Unreadable("a Telegram export of an unknown version")
 
 
-def _telegram_message(value: dict[str, Any], names: dict[str, str]) -> ChatMessage | str:
+def _telegram_message(value: dict[str, Any], names: dict[str, str]) -> ChatMessage | NotRead:
     """Returns a message, or the kind of one that is left out."""
     if value["type"] != "message":
-        return "calls" if value.get("action") in ("phone_call", "group_call") else "system lines"
+        return NotRead("calls" if value.get("action") in ("phone_call", "group_call") else "system lines")
     if "forwarded_from" in value or "saved_from" in value:
-        return "forwarded messages"
+        return NotRead("forwarded messages")
     if "via_bot" in value:
-        return "messages of bots"
+        return NotRead("messages of bots")
     parts, name = value.get("text"), value.get("from") or "Deleted account"
     author, day, seconds = value.get("from_id", name), day_of(value.get("date")), value.get("date_unixtime")
     if not day and isinstance(seconds, str) and seconds.isdecimal():
@@ -68,10 +68,10 @@ def _telegram_message(value: dict[str, Any], names: dict[str, str]) -> ChatMessa
     parts = parts if isinstance(parts, list) else [parts]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not (isinstance(author, str) and isinstance(name, str) and all(isinstance(text, str) for text in texts)):
-        return "messages of an unknown form"
+        return NotRead("messages of an unknown form")
     said = "".join(texts).strip()
     if not said:
-        return "attachments" if any(key in value for key in _MEDIA) else "messages without words"
+        return NotRead("attachments" if any(key in value for key in _MEDIA) else "messages without words")
     names.setdefault(author, name)
     return ChatMessage(sys.intern(author), day, said)
 
@@ -96,8 +96,8 @@ def read_slack_day(text: str, channel: str, day: str) -> Iterator[Chat | Unreada
         if value.get("type") != "message" or "ts" not in value:
             return value
         said = _slack_message(value, day, names)
-        if isinstance(said, str):
-            left_out[said] += 1
+        if isinstance(said, NotRead):
+            left_out[said.reason] += 1
         else:
             threads[value.get("thread_ts", "")].append(said)
         return None
@@ -125,15 +125,15 @@ def _slack_name(user: dict[str, Any]) -> str | None:
     return next((name for name in names if isinstance(name, str) and name.strip()), None)
 
 
-def _slack_message(value: dict[str, Any], day: str, names: dict[str, str]) -> ChatMessage | str:
+def _slack_message(value: dict[str, Any], day: str, names: dict[str, str]) -> ChatMessage | NotRead:
     """Returns a message, or the kind of one that is left out."""
     author, said, subtype = value.get("user"), value.get("text"), value.get("subtype")
     if subtype == "tombstone":
-        return "deleted messages"
+        return NotRead("deleted messages")
     if subtype == "bot_message" or value.get("bot_id"):
-        return "messages of bots"
+        return NotRead("messages of bots")
     if subtype not in _BY_PEOPLE:
-        return "system lines"
+        return NotRead("system lines")
     if subtype == "file_share" and "file" in value:
         # Exports until 2018 describe the file in the text.
         comment = value["file"].get("initial_comment") if isinstance(value["file"], dict) else None
@@ -141,9 +141,9 @@ def _slack_message(value: dict[str, Any], day: str, names: dict[str, str]) -> Ch
     if said is None and value.get("files"):
         said = ""
     if not (isinstance(author, str) and isinstance(said, str)):
-        return "messages of an unknown form"
+        return NotRead("messages of an unknown form")
     if not said.strip():
-        return "attachments" if value.get("files") or "file" in value else "messages without words"
+        return NotRead("attachments" if value.get("files") or "file" in value else "messages without words")
     if name := _slack_name(value) if "user_profile" in value else None:
         names.setdefault(author, name)
     seconds = value["ts"].partition(".")[0] if isinstance(value["ts"], str) else ""
