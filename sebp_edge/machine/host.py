@@ -44,11 +44,11 @@ def limits(root: Path = Path("/")) -> Iterator[Limit]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        top, *names = _VERSION_1 if controllers else _VERSION_2
+        top, total, used, reclaimable = _VERSION_1 if controllers else _VERSION_2
         # Inside a container the path may be the host's, in which case only the top folder exists.
         inner = Path(path.lstrip("/"))
         for folder in {root / top / group for group in (inner, *inner.parents)}:
-            if (limit := _limit(folder, *names)) is not None:
+            if (limit := _limit(folder, total, used, reclaimable)) is not None:
                 yield limit
 
 

@@ -66,7 +66,7 @@ EXPORTS = (
     Export((rf'"type"\s*:\s*"(?:{_TELEGRAM_TYPES})"', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
     Export((r'"date_unixtime"\s*:', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
     Export((r'"personal_information"\s*:\s*\{\s*"user_id"',), lambda text, *_: read_telegram(text)),
-    Export((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), lambda text, *names: read_slack_day(text, *names)),
+    Export((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), read_slack_day),
     Export((r'"id"\s*:\s*"[UW]\w+"', r'"profile"\s*:\s*\{'), lambda text, *_: read_slack_users(text)),
     Export((r'"Timestamp"\s*:', r'"Contents"\s*:'), lambda text, folder, _: read_discord_json(text, folder)),
 )

@@ -151,7 +151,7 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
     address = address.lower()
     names.setdefault(address, name or address)
     date = parsedate(_header(mail, "Date"))
-    return ChatMessage(address, "{:04}-{:02}-{:02}".format(*date) if date else "", said)
+    return ChatMessage(address, f"{date[0]:04}-{date[1]:02}-{date[2]:02}" if date else "", said)
 
 
 def _parts(mail: Message) -> Iterator[Message]:

@@ -70,7 +70,7 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead | Un
     if not read.strip() and (front or _WORD.search(text)):
         others = ", embeds, queries, templates or comments" if _WORD.search(text) else ""
         read = Unreadable(f"only properties{others}")
-    return [read, *not_read, *comments_not_read(seen)]
+    return [read, *not_read, *comments_not_read([seen])]
 
 
 def joplin_note(text: str) -> list[str | NotRead]:
@@ -86,7 +86,7 @@ def joplin_note(text: str) -> list[str | NotRead]:
         title, _, page = text.partition("\n")
         return [f"{title}\n\n{html_text(page)}", not_read]
     seen = visible_text(text, "Joplin")
-    return [seen.text, not_read, *comments_not_read(seen)]
+    return [seen.text, not_read, *comments_not_read([seen])]
 
 
 class Seen(NamedTuple):
@@ -102,7 +102,7 @@ class Seen(NamedTuple):
     is_cut: bool = False
 
 
-def comments_not_read(*texts: Seen) -> list[NotRead]:
+def comments_not_read(texts: list[Seen]) -> list[NotRead]:
     """Returns what was not read of the texts of one document."""
     number = sum(seen.num_comments for seen in texts)
     reasons = [f"comments: {number:,}"] * bool(number)

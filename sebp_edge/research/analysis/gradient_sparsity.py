@@ -157,14 +157,15 @@ class GroupShares:
     @classmethod
     def of(cls, projection: str, layers: list[LayerRows]) -> "GroupShares":
         """Averages over `layers`."""
-        zero, below, top_rows = (
-            fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "top_rows")
+        return cls(
+            projection,
+            zero=fmean(layer.zero / layer.rows for layer in layers),
+            below_knee=fmean(layer.below_knee / layer.rows for layer in layers),
+            energy_below_knee=fmean(layer.energy_below_knee for layer in layers),
+            top_rows=fmean(layer.top_rows / layer.rows for layer in layers),
+            below_epsilon=fmean(layer.below_epsilon for layer in layers),
+            energy_below_epsilon=fmean(layer.energy_below_epsilon for layer in layers),
         )
-        energy, *elements = (
-            fmean(getattr(layer, name) for layer in layers)
-            for name in ("energy_below_knee", "below_epsilon", "energy_below_epsilon")
-        )
-        return cls(projection, zero, below, energy, top_rows, *elements)
 
 
 @dataclass(frozen=True)
