@@ -252,7 +252,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         The seed draws at most so many examples. The model may also be a local folder with an encoder (BERT, RoBERTa,
         DistilBERT). Its loss is that of classes drawn by the seed; a head that it lacks gets random weights.
         """
-        from sebp_edge.research.analysis.measuring import analyze_gradients  # only researchers need it
+        from sebp_edge.research.analysis.analysis import analyze_gradients  # only researchers need it
 
         with self._begin(stop_when) as call:
             return analyze_gradients(call, texts, examples)

@@ -93,7 +93,7 @@ HOMES = {
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target_folder.py"),
-    "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/patterns.py", "sebp_edge/reading/find_files.py"),
+    "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
     "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
@@ -102,7 +102,6 @@ HOMES = {
     # Whoever starts a program makes it end with this one: see basics/children.py.
     "subprocess": (
         "sebp_edge/basics/children.py",
-        "sebp_edge/basics/job_object.py",
         "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",

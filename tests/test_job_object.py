@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from sebp_edge.basics.job_object import ExtendedLimits, JobObject
+from sebp_edge.basics.children import ExtendedLimits, JobObject
 from sebp_edge.errors import MachineError
 
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

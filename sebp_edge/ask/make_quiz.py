@@ -1,9 +1,9 @@
 """Makes the quiz that decides whether an adapter reads better: about practice notes that it was not trained on."""
 
-from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 from sebp_edge.ask.answer import NUM_PASSAGES, is_found
+from sebp_edge.ask.general_texts import general_questions
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.practice import practice_questions
@@ -12,7 +12,6 @@ from sebp_edge.values.answers import stands_in
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.documents import Document
 
-GENERAL = Path(__file__).parent / "general" / "questions.txt"
 # Room for a reply.
 REPLY_TOKENS = 24
 
@@ -36,17 +35,11 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
         rightly_refused += not is_found(others.search(wording, NUM_PASSAGES))
         found = shown(hit.passage for hit in hits) or None
         right = shown([next(each for each in passages_of(document) if stands_in(answers[0], each.text))])
-        prompts = [tuple(prompt_for(wording, tokenizer, each).input_ids) for each in (None, found, right)]
-        if max(map(len, prompts)) + REPLY_TOKENS <= context_length:
-            asked.append(QuizQuestion(wording, answers, *prompts))
+        alone, found, right = (tuple(prompt_for(wording, tokenizer, each).input_ids) for each in (None, found, right))
+        if max(map(len, (alone, found, right))) + REPLY_TOKENS <= context_length:
+            asked.append(QuizQuestion(wording, answers, alone, found, right))
     general = tuple(
         QuizQuestion(question, answers, tuple(prompt_for(question, tokenizer).input_ids))
         for question, answers in general_questions()
     )
     return Quiz(tuple(asked), general, refused, rightly_refused)
-
-
-def general_questions() -> Iterator[tuple[str, tuple[str, ...]]]:
-    for line in GENERAL.read_text(encoding="utf-8").splitlines():
-        question, answers = line.split("|")
-        yield question, tuple(answers.split("/"))

@@ -207,7 +207,7 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
         OptionError: nobody can be asked.
         typer.Exit: the answer is no.
     """
-    from sebp_edge.reading.no_notes import reason_against_notes
+    from sebp_edge.reading.find_files import reason_against_notes
 
     # What was read already was asked about.
     for folder in texts if isinstance(texts, list) else ():

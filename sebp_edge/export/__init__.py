@@ -13,5 +13,5 @@ gguf_tokenizer         what GGUF calls a tokenizer's rules and tokens
 mlx                    writes an adapter as mlx-lm reads it
 ollama                 recognises chat templates and writes Modelfiles
 read_back              compares what other programs compute with the exported folder with what it should compute
-child                  runs programs in child processes: llama_cpp, mlx_lm and k_quants
+child                  runs programs in child processes: llama_cpp and mlx_lm
 """

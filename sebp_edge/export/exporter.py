@@ -11,7 +11,7 @@ from sebp_edge.events import Notice, Sink, TensorWritten
 from sebp_edge.export.export_result import ExportResult, GainKept
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
-from sebp_edge.export.k_quants import K_QUANTS, find_program
+from sebp_edge.export.llama_cpp import K_QUANTS, find_program
 from sebp_edge.export.read_back import CPU, BaseComparison, memory_needed
 from sebp_edge.export.source import Source
 from sebp_edge.export.target_folder import check_space, check_target, new_folder

@@ -34,7 +34,7 @@ from sebp_edge.export.gguf_file import (
     write_model,
 )
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
-from sebp_edge.export.k_quants import K_QUANTS, requantise
+from sebp_edge.export.llama_cpp import K_QUANTS, requantise
 from sebp_edge.export.mlx import read_adapter, write_adapter
 from sebp_edge.export.model_weights import Read
 from sebp_edge.export.ollama import RAW, modelfile

@@ -1,17 +1,24 @@
-"""Runs llama.cpp on a GGUF file, in a child process, which a damaged file ends.
+"""Runs llama.cpp on GGUF files, in child processes, which a damaged file ends.
 
-llama.cpp is the package xllamacpp. It listens on a port of this machine only, for as long as the process runs.
+To read a file, llama.cpp is the package xllamacpp. It listens on a port of this machine only, for as long as the
+process runs. To quantise one, it is its own program, which has quantisations that the package gguf can only read.
 """
 
 import json
 import os
+import shutil
 import sys
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 
+from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.stopping import Check
-from sebp_edge.export.child import Predicted, run
+from sebp_edge.errors import ExportError, OptionError
+from sebp_edge.export.child import Predicted, communicate, run
+
+K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
+_PROGRAM = "llama-quantize"
 
 
 def is_installed() -> bool:
@@ -60,3 +67,22 @@ def _tokens(address: str, text: str) -> list[int]:
     asked = urllib.request.Request(f"{address}/tokenize", content, {"Content-Type": "application/json"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked) as answer:
         return json.load(answer)["tokens"]
+
+
+def find_program(quant: str) -> str:
+    """Returns the path of the program; raises an OptionError if it is not there."""
+    program = shutil.which(_PROGRAM)
+    if program is None:
+        raise OptionError(
+            f"{quant} needs {_PROGRAM}, a program of llama.cpp, which is not on the path; install llama.cpp, or choose "
+            "q4_0, q5_0 or q8_0."
+        )
+    return program
+
+
+def requantise(source: Path, target: Path, quant: str, check: Check) -> None:
+    """Quantises a file in f16; raises an ExportError if the program fails."""
+    command = [find_program(quant), str(source), str(target), quant.upper()]
+    code, _ = communicate(ending_with_this(command), b"", check)
+    if code or not target.is_file():
+        raise ExportError(f"{_PROGRAM} failed with the code {code}; nothing was exported.")

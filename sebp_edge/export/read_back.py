@@ -140,7 +140,7 @@ def likeliest(log_probabilities: list[Tensor]) -> Predicted:
     """Returns what a model predicts, as other programs return it."""
     top = torch.cat(log_probabilities).topk(TOP)
     rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return Predicted([list(zip(*row, strict=True)) for row in rows], [])
+    return Predicted([list(zip(tokens, values, strict=True)) for tokens, values in rows], [])
 
 
 def memory_needed(source: Source) -> int:

@@ -62,8 +62,8 @@ class GpuUse:
     def by_others(self) -> float:
         """Returns how much others have computed since the last call, in percent of the GPU."""
         samples, count = (_Sample * _MAX_SAMPLES)(), ctypes.c_uint(_MAX_SAMPLES)
-        arguments = (self._device, samples, ctypes.byref(count), ctypes.c_ulonglong(self._seen))
-        if self._call("nvmlDeviceGetProcessUtilization", *arguments, expects=_NOT_FOUND) == _NOT_FOUND:
+        read, since = "nvmlDeviceGetProcessUtilization", ctypes.c_ulonglong(self._seen)
+        if self._call(read, self._device, samples, ctypes.byref(count), since, expects=_NOT_FOUND) == _NOT_FOUND:
             return 0.0
         shares = defaultdict(list)
         for sample in samples[: count.value]:
@@ -72,8 +72,8 @@ class GpuUse:
                 shares[sample.pid].append(sample.compute)
         return sum(sum(each) / len(each) for each in shares.values())
 
-    def _call(self, name: str, *arguments, expects: int = 0) -> int:
-        code = getattr(self._nvml, name)(*arguments)
+    def _call(self, name: str, *args, expects: int = 0) -> int:
+        code = getattr(self._nvml, name)(*args)
         if code not in (0, expects):
             raise MachineError(f"The GPU's driver does not tell what uses the GPU ({name}: error {code}).")
         return code

@@ -4,13 +4,18 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from sebp_edge.basics.children import ending_with_this
-from sebp_edge.machine import container
 
+# Linux control groups, which limit memory: their folder, the files with the limit and the usage, and the part of the
+# usage that the kernel can reclaim.
+_VERSION_1 = ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 _STATUS = Path("/proc/self/status")
 # Bytes that a process uses outside torch's allocator, without stacks, once all that a training needs is loaded: 0.63 to
 # 0.64 GB were measured on an H100, with bitsandbytes 0.67 GB.
@@ -19,14 +24,51 @@ CONTEXT = 680_000_000
 USUAL, LOWERED = 1024, 256
 
 
+class Limit(NamedTuple):
+    """Bytes that the processes of a group may use together, and how many of these are free."""
+
+    total: int
+    free: int
+
+
+def limits(root: Path = Path("/")) -> Iterator[Limit]:
+    """Yields the limits on this process, in any order; none on systems other than Linux.
+
+    Control groups are nested. Each may have a limit, and those of all groups that a process is in apply to it.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, total, used, reclaimable = _VERSION_1 if controllers else _VERSION_2
+        # Inside a container the path may be the host's, in which case only the top folder exists.
+        inner = Path(path.lstrip("/"))
+        for folder in {root / top / group for group in (inner, *inner.parents)}:
+            if (limit := _limit(folder, total, used, reclaimable)) is not None:
+                yield limit
+
+
+def _limit(folder: Path, total_file: str, used_file: str, reclaimable: str) -> Limit | None:
+    try:
+        total, used = int((folder / total_file).read_text()), int((folder / used_file).read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # The group does not exist, or its limit is "max".
+        return None
+    return Limit(total, max(0, total - used + int(counts.get(reclaimable, 0))))
+
+
 def free_host_memory() -> int:
     """Returns the bytes of free host memory, within the limits of containers."""
-    return min([psutil.virtual_memory().available, *(limit.free for limit in container.limits())])
+    return min([psutil.virtual_memory().available, *(limit.free for limit in limits())])
 
 
 def total_host_memory() -> int:
     """Returns the bytes of host memory, within the limits of containers."""
-    return min([psutil.virtual_memory().total, *(limit.total for limit in container.limits())])
+    return min([psutil.virtual_memory().total, *(limit.total for limit in limits())])
 
 
 def resident() -> int:

@@ -2,9 +2,8 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-patterns, vaults, find_files     which files of a folder are read
+vaults, find_files               which files of a folder are read, and which folders nobody would call notes
 not_theirs, foreign              what its owner did not write; other programs' files, which are not read
-no_notes                         folders that nobody would call notes
 formats, exports, readers        files, strings, folders and records -> texts and chats -> documents
 records                          a record -> the content of a document
 edits, pictures                  replaced spans of a text; texts without data of pictures, keys and the like

@@ -1,18 +1,83 @@
-"""Finds the files of a folder that are to be read, and says why the others are left out."""
+"""Finds the files of a folder that are to be read; says why others are left out, and why a folder holds no notes."""
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import compress, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from pathspec import GitIgnoreSpec
 
+from sebp_edge.basics.files import downloads_folder
+from sebp_edge.basics.units import plural
 from sebp_edge.errors import TextsError
+from sebp_edge.reading.exports import BY_ENDING
+from sebp_edge.reading.formats import FORMATS
 from sebp_edge.reading.not_theirs import LICENCE, is_licence_name, reason_against_folder
-from sebp_edge.reading.patterns import IGNORE_FILES, IgnoreFile, ignored_by, read_ignore_files, relative_name
 from sebp_edge.reading.vaults import Vault, find_by_marks, find_vault, vault_around
 from sebp_edge.values.documents import Unreadable, printable
-from sebp_edge.values.folder import Folder
+from sebp_edge.values.folder import Folder, is_valid_pattern
+
+# In order: the later one has the last word.
+IGNORE_FILES = (".gitignore", ".sebpignore")
+# In bytes.
+MAX_IGNORE_FILE = 1_000_000
+
+
+class IgnoreFile(NamedTuple):
+    """The patterns of an ignore file, which hold for the folder that it is in and those below.
+
+    Attributes:
+        invalid_lines: the numbers of the lines that are no valid patterns.
+    """
+
+    folder: Path
+    name: str
+    patterns: GitIgnoreSpec
+    invalid_lines: list[int]
+
+
+def read_ignore_files(folder: Path) -> list[IgnoreFile]:
+    """Reads the ignore files in a folder; as git does, does not follow links.
+
+    Raises:
+        Unreadable: one of them cannot be read, so nobody knows what it ignores.
+    """
+    found = []
+    for name in IGNORE_FILES:
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            continue
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_IGNORE_FILE + 1)
+        except OSError as error:
+            raise Unreadable(f"its {name} cannot be read: {error.strerror}") from error
+        if b"\0" in data or len(data) > MAX_IGNORE_FILE:
+            raise Unreadable(f"its {name} is not a list of patterns")
+        found.append(_parse(folder, name, data.decode(errors="replace").removeprefix("\ufeff").splitlines()))
+    return found
+
+
+def _parse(folder: Path, name: str, lines: list[str]) -> IgnoreFile:
+    is_valid = [is_valid_pattern(line) for line in lines]
+    invalid = [number for number, valid in enumerate(is_valid, start=1) if not valid]
+    return IgnoreFile(folder, name, GitIgnoreSpec.from_lines(compress(lines, is_valid)), invalid)
+
+
+def ignored_by(path: Path, files: list[IgnoreFile], *, is_folder: bool) -> str | None:
+    """Returns the name of the ignore file that ignores `path`, or None; the last file that names it decides."""
+    for file in reversed(files):
+        ignored = file.patterns.check_file(relative_name(path, file.folder, is_folder=is_folder)).include
+        if ignored is not None:
+            return file.name if ignored else None
+    return None
+
+
+def relative_name(path: Path, root: Path, *, is_folder: bool = False) -> str:
+    """Returns the name that patterns are compared with; that of a folder ends in a slash."""
+    return path.relative_to(root).as_posix() + "/" * is_folder
 
 
 @dataclass(frozen=True)
@@ -137,3 +202,42 @@ class _Walk:
 
     def _name(self, path: Path) -> str:
         return printable(relative_name(path, self._root))
+
+
+# Files that are looked at, and what may be left out of notes: they have pictures beside them.
+MAX_FILES = 10_000
+MAX_OTHERS_PER_TEXT = 4
+# Records may be notes or data, so they say nothing.
+_RECORDS = {".json", ".jsonl", ".csv", ".tsv"}
+_TEXTS = FORMATS.keys() - _RECORDS | BY_ENDING.keys()
+_CODE = {".git", "pyproject.toml", "setup.py", "package.json", "cargo.toml", "go.mod", "cmakelists.txt", "makefile"}
+
+
+def reason_against_notes(folder: Path) -> str | None:
+    """Returns what a folder is if it holds no notes, as after "This is"; None if it may, or is a file."""
+    folder = Path(os.path.realpath(folder))
+    if not folder.is_dir() or vault_around(folder):
+        return None
+    home = Path.home()
+    if home.is_relative_to(folder):
+        return "your home folder" if folder == home else "the folder around your home folder"
+    if folder == Path(os.path.realpath(downloads_folder())):
+        return "the folder of your downloads"
+    found = list(islice(_endings(folder), MAX_FILES))
+    texts = sum(ending in _TEXTS for ending in found)
+    others = sum(ending not in _TEXTS | _RECORDS for ending in found)
+    try:
+        is_code = any(entry.name.lower() in _CODE for entry in folder.iterdir())
+    except OSError:
+        return None  # its own reader reports that it cannot be opened
+    if others > texts and is_code:
+        return "a folder of code"
+    if others > MAX_OTHERS_PER_TEXT * texts > 0:
+        return f"a folder with {plural(texts, 'text')} among {len(found):,} files"
+    return None
+
+
+def _endings(folder: Path) -> Iterator[str]:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(name).suffix.lower() for name in files if not name.startswith("."))

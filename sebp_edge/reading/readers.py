@@ -185,7 +185,8 @@ def _with_documents_of_chats(reading: Reading, me: Sequence[str], progress: Prog
         if isinstance(part, LeftOut):
             reading.left_out.append(part)
         else:
-            additions.add(*part, faults, is_named=True)
+            name, conversation = part
+            additions.add(name, conversation, faults, is_named=True)
     reading.left_out += faults.left_out
     reading.chats = Chats()
     return reading

@@ -151,7 +151,8 @@ def _content(fields: _Fields) -> Content:
         if name in fields:
             return _conversation(fields, _read_messages(fields, name))
     if (keys := prompt_and_completion(fields)) is not None:
-        return _answer(fields, *keys)
+        prompt, completion = keys
+        return _answer(fields, prompt, completion)
     if "text" in fields:
         if isinstance(role := fields.get("role"), str) and _lower(role) in _KNOWN_ROLES:
             raise Unreadable('one message of a conversation; save its conversation as a record with "messages"')

@@ -129,8 +129,8 @@ class Chats:
             self._owners(me) if me and self.need_owner else set()
         )
         return tuple(
-            Author(*person, self._name(person), number, words[person], person in owners)
-            for person, number in counts.most_common()
+            Author(service, id, self._name((service, id)), number, words[service, id], (service, id) in owners)
+            for (service, id), number in counts.most_common()
         )
 
     @property

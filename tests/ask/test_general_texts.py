@@ -3,8 +3,7 @@
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 
-from sebp_edge.ask.general_texts import TEXTS, chat_examples, chat_questions, general_examples
-from sebp_edge.ask.make_quiz import general_questions
+from sebp_edge.ask.general_texts import TEXTS, chat_examples, chat_questions, general_examples, general_questions
 from sebp_edge.lessons.general_probe import read_probe
 from sebp_edge.values.example import NO_DOCUMENT
 

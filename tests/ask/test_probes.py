@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 from builders import make_tokenizer
 
-from sebp_edge.ask.make_quiz import general_questions
-from sebp_edge.ask.probes import fact_items, language_items
+from sebp_edge.ask.general_texts import fact_items, general_questions, language_items
 from sebp_edge.values.documents import texts_of
 from sebp_edge.values.probe_figures import ProbeFigures, by_chance, describe
 
@@ -52,7 +51,7 @@ def test_two_questions_exchange_their_answers(has_template):
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_few_questions_make_few_items(number, monkeypatch, tmp_path):
     (tmp_path / "questions.txt").write_text("".join(f"What is {each}?|{each}\n" for each in range(number)))
-    monkeypatch.setattr("sebp_edge.ask.make_quiz.GENERAL", tmp_path / "questions.txt")
+    monkeypatch.setattr("sebp_edge.ask.general_texts.GENERAL", tmp_path / "questions.txt")
     assert len(list(fact_items(make_tokenizer()))) == number // 2
 
 

@@ -68,7 +68,7 @@ def make_quick(patch, general):
     use_notes(patch)
     patch.setattr("sebp_edge.ask.general_texts.TEXTS", general / "texts.txt")
     patch.setattr("sebp_edge.ask.general_texts.CHAT", general / "chat.txt")
-    patch.setattr("sebp_edge.ask.make_quiz.GENERAL", general / "questions.txt")
+    patch.setattr("sebp_edge.ask.general_texts.GENERAL", general / "questions.txt")
     patch.setattr("sebp_edge.lessons.general_probe.read_probe", lambda: [Document("probe.txt", GENERAL)])
     skip_losses_of_texts(patch)
 

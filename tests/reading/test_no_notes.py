@@ -3,7 +3,7 @@
 import pytest
 from reading import write_file
 
-from sebp_edge.reading.no_notes import reason_against_notes
+from sebp_edge.reading.find_files import reason_against_notes
 
 
 @pytest.fixture

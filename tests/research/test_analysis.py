@@ -16,8 +16,7 @@ from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
 from sebp_edge.research.analysis.analysis import analyze
-from sebp_edge.research.analysis.elements import threshold_elements
-from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, LayerRows
+from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, LayerRows, threshold_elements
 from sebp_edge.research.analysis.gradients import linear_layers, row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.histogram import LogHistogram

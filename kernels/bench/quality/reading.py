@@ -29,7 +29,7 @@ import side_by_side
 from quality import know_people, quizzes
 from quality.quizzes import Question
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.ask import make_quiz, practice
+from sebp_edge.ask import general_texts, make_quiz, practice
 from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
@@ -45,7 +45,7 @@ SOURCES = (
     "recipes/notes.toml",
     "recipes/ask.toml",
     *practice.FOLDER.glob("*.toml"),
-    make_quiz.GENERAL,
+    general_texts.GENERAL,
     know_people.TEST,
     know_people.__file__,
     quizzes.__file__,
@@ -149,7 +149,7 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
     answers = [answer_of(*each) for each in zip(questions, hits, found, strict=True)]
     right = [shown(right_passages(passages_of(documents[each.document]), each)) for each in asked]
     foreign = [each.question for each in of_person(person + 1)[1] if each.document not in notes]
-    general = list(make_quiz.general_questions())
+    general = list(general_texts.general_questions())
     of_world = replies.to([question for question, _ in general], [None] * len(general))
     return {
         "questions": len(asked),

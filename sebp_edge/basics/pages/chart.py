@@ -185,8 +185,8 @@ def curve_figure(curve) -> CurveFigure | None:
     def place(step: float, loss: float) -> tuple[float, float]:
         return CURVES.plot * step / last, CURVES.height * (high - loss) / (high - low)
 
-    line = [place(*each) for each in zip(curve.steps, curve.losses, strict=True)]
-    points = [place(*each) for each in zip(curve.evaluated_after, curve.validation, strict=False)]
+    line = [place(step, loss) for step, loss in zip(curve.steps, curve.losses, strict=True)]
+    points = [place(step, loss) for step, loss in zip(curve.evaluated_after, curve.validation, strict=False)]
     steps = sorted({0, last // 2, last})
     return CurveFigure(
         line=_path(line),

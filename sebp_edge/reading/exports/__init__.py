@@ -2,11 +2,11 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-whatsapp, chatgpt, claude, telegram, slack, discord   text of a file -> chats
-mail                                                  a mailbox or a mail -> mails
-evernote, joplin                                      an export of notes -> texts
-objects                                               the JSON of exports, within little memory
-archives                                              the files in a .zip
+whatsapp, messengers, assistants   text of a file -> chats: WhatsApp; Telegram, Slack, Discord; ChatGPT, Claude
+mail                               a mailbox or a mail -> mails
+note_exports                       an export of notes, by Evernote or Joplin -> texts
+objects                            the JSON of exports, within little memory
+archives                           the files in a .zip
 
 To add an export, add what its files look like to `EXPORTS`, or its ending to `BY_ENDING`.
 """
@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebp_edge.reading import formats
-from sebp_edge.reading.exports.chatgpt import read_chatgpt
-from sebp_edge.reading.exports.claude import read_claude
-from sebp_edge.reading.exports.discord import read_discord_csv, read_discord_json
-from sebp_edge.reading.exports.evernote import read_evernote
-from sebp_edge.reading.exports.joplin import read_jex
+from sebp_edge.reading.exports.assistants import read_chatgpt, read_claude
 from sebp_edge.reading.exports.mail import read_mail, read_mailbox
-from sebp_edge.reading.exports.slack import read_slack_day, read_slack_users
-from sebp_edge.reading.exports.telegram import read_telegram
+from sebp_edge.reading.exports.messengers import (
+    read_discord_csv,
+    read_discord_json,
+    read_slack_day,
+    read_slack_users,
+    read_telegram,
+)
+from sebp_edge.reading.exports.note_exports import read_evernote, read_jex
 from sebp_edge.reading.exports.whatsapp import is_whatsapp, read_whatsapp
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.record_files import Read, is_json, read_json
@@ -64,7 +66,7 @@ EXPORTS = (
     Export((rf'"type"\s*:\s*"(?:{_TELEGRAM_TYPES})"', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
     Export((r'"date_unixtime"\s*:', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
     Export((r'"personal_information"\s*:\s*\{\s*"user_id"',), lambda text, *_: read_telegram(text)),
-    Export((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), lambda text, *names: read_slack_day(text, *names)),
+    Export((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), read_slack_day),
     Export((r'"id"\s*:\s*"[UW]\w+"', r'"profile"\s*:\s*\{'), lambda text, *_: read_slack_users(text)),
     Export((r'"Timestamp"\s*:', r'"Contents"\s*:'), lambda text, folder, _: read_discord_json(text, folder)),
 )

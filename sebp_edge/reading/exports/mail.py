@@ -16,7 +16,7 @@ from typing import IO
 
 from sebp_edge.reading.formats.html import html_text
 from sebp_edge.values.chats import Chat, ChatMessage
-from sebp_edge.values.documents import Unreadable, unix_newlines
+from sebp_edge.values.documents import NotRead, Unreadable, unix_newlines
 
 # In bytes, attachments included. A longer mail is left out.
 MAX_MAIL = 64_000_000
@@ -103,11 +103,11 @@ def _answers(mails: Iterable[bytes]) -> Iterator[Chat | Unreadable]:
             left_out = Counter()
         mail = message_from_bytes(data) if len(data) <= MAX_MAIL else None
         try:
-            found = _read(mail, names, left_out) if mail else "mails that are too long"
+            found = _read(mail, names, left_out) if mail else NotRead("mails that are too long")
         except (Unreadable, MessageError, ValueError, LookupError, RecursionError):
-            found = "mails that are damaged"
-        if isinstance(found, str):
-            left_out[found] += 1
+            found = NotRead("mails that are damaged")
+        if isinstance(found, NotRead):
+            left_out[found.reason] += 1
             continue
         id = _first_id(mail, "Message-ID") or hashlib.sha256(data).hexdigest()
         read[id] = found
@@ -122,7 +122,7 @@ def _answers(mails: Iterable[bytes]) -> Iterator[Chat | Unreadable]:
         left_out = Counter()
 
 
-def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatMessage | str:
+def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatMessage | NotRead:
     """Returns a mail, or the kind of one that is left out."""
     sender = _header(mail, "From")
     if hidden := _HIDDEN_ADDRESS.match(sender):
@@ -133,9 +133,9 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
         # An archive may have made it unreadable, in its own way.
         name = address = sender.partition("<")[0].strip() or sender
     if _AUTOMATIC.search(_header(mail, "Auto-Submitted")):
-        return "automatic mails"
+        return NotRead("automatic mails")
     if not address:
-        return "mails without a sender"
+        return NotRead("mails without a sender")
     body = None
     for part in _parts(mail):
         if part.get_content_disposition() == "attachment" or part.get_content_type() not in ("text/plain", "text/html"):
@@ -144,14 +144,14 @@ def _read(mail: Message, names: dict[str, str], left_out: Counter[str]) -> ChatM
             body = part
     text = _text(body) if body else ""
     if len(text) > MAX_TEXT:
-        return "mails that are too long"
+        return NotRead("mails that are too long")
     said = own_words(text, is_html=bool(body) and body.get_content_type() == "text/html")
     if not said:
-        return "mails without own words"
+        return NotRead("mails without own words")
     address = address.lower()
     names.setdefault(address, name or address)
     date = parsedate(_header(mail, "Date"))
-    return ChatMessage(address, "{:04}-{:02}-{:02}".format(*date) if date else "", said)
+    return ChatMessage(address, f"{date[0]:04}-{date[1]:02}-{date[2]:02}" if date else "", said)
 
 
 def _parts(mail: Message) -> Iterator[Message]:

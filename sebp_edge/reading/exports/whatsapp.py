@@ -140,7 +140,7 @@ def _days(dates: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str |
     """
     numbers = [(int(a), int(b), int(c)) for a, b, c in dates]
     if all(len(a) == 4 for a, _, _ in dates):
-        return {date: _iso(*each) for date, each in zip(dates, numbers, strict=True)}
+        return {date: _iso(year, month, day) for date, (year, month, day) in zip(dates, numbers, strict=True)}
     day_first, month_first = any(a > 12 for a, _, _ in numbers), any(b > 12 for _, b, _ in numbers)
     if day_first and month_first:
         raise Unreadable("dates with the day first and dates with the month first; export the chat on one phone")
@@ -152,7 +152,7 @@ def _days(dates: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str |
         ]
         month_first = falls[1] < falls[0]
     ordered = [(c, a, b) if month_first else (c, b, a) for a, b, c in numbers]
-    return {date: _iso(*each) for date, each in zip(dates, ordered, strict=True)}
+    return {date: _iso(year, month, day) for date, (year, month, day) in zip(dates, ordered, strict=True)}
 
 
 def _iso(year: int, month: int, day: int) -> str | None:

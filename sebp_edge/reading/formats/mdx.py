@@ -53,7 +53,7 @@ def read_mdx(path: Path) -> list[str | NotRead]:
     text, _ = edit(text, [*edits, *entities(text, code)], [])
     reasons = [f"{kind}: {counts[kind]:,}" for kind in _KINDS if counts[kind]]
     seen = Seen("", num_comments + counts["comments"], parts.is_cut)
-    return [text, *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read(seen)]
+    return [text, *([NotRead("", front)] * bool(front)), *map(NotRead, reasons), *comments_not_read([seen])]
 
 
 def _find_components(text: str, shown: str) -> tuple[list[Span], Counter[str]]:

@@ -20,7 +20,7 @@ def read_notebook(path: Path) -> list[str | NotRead]:
         raise Unreadable("not a valid notebook (not JSON)") from error
     language = _language(notebook)
     texts = [_text(cell, language) for cell in _cells(notebook) if isinstance(cell, dict)]
-    return ["\n\n".join(cell.text for cell in texts if cell.text), *comments_not_read(*texts)]
+    return ["\n\n".join(cell.text for cell in texts if cell.text), *comments_not_read(texts)]
 
 
 def _cells(notebook) -> list:

@@ -9,11 +9,24 @@ from sebp_edge.reading.edits import Edit, edit
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.front_matter import front_matter
 from sebp_edge.reading.formats.html import html_text
-from sebp_edge.reading.formats.joplin_notes import JOPLIN, JOPLIN_MARK, find_metadata, read_links
-from sebp_edge.reading.formats.logseq import LOGSEQ, page_properties, read_as_logseq
+from sebp_edge.reading.formats.joplin_notion import (
+    JOPLIN,
+    JOPLIN_MARK,
+    NOTION,
+    NOTION_MARK,
+    find_metadata,
+    is_notion_page,
+    read_links,
+    without_properties,
+)
 from sebp_edge.reading.formats.markdown import COMMON, entities, find_parts
-from sebp_edge.reading.formats.notion import NOTION, NOTION_MARK, is_notion_page, without_properties
-from sebp_edge.reading.formats.obsidian import OBSIDIAN, read_as_obsidian
+from sebp_edge.reading.formats.obsidian_logseq import (
+    LOGSEQ,
+    OBSIDIAN,
+    page_properties,
+    read_as_logseq,
+    read_as_obsidian,
+)
 from sebp_edge.reading.vaults import Vault
 from sebp_edge.values.documents import NotRead, Unreadable, unix_newlines
 
@@ -57,7 +70,7 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead | Un
     if not read.strip() and (front or _WORD.search(text)):
         others = ", embeds, queries, templates or comments" if _WORD.search(text) else ""
         read = Unreadable(f"only properties{others}")
-    return [read, *not_read, *comments_not_read(seen)]
+    return [read, *not_read, *comments_not_read([seen])]
 
 
 def joplin_note(text: str) -> list[str | NotRead]:
@@ -73,7 +86,7 @@ def joplin_note(text: str) -> list[str | NotRead]:
         title, _, page = text.partition("\n")
         return [f"{title}\n\n{html_text(page)}", not_read]
     seen = visible_text(text, "Joplin")
-    return [seen.text, not_read, *comments_not_read(seen)]
+    return [seen.text, not_read, *comments_not_read([seen])]
 
 
 class Seen(NamedTuple):
@@ -89,7 +102,7 @@ class Seen(NamedTuple):
     is_cut: bool = False
 
 
-def comments_not_read(*texts: Seen) -> list[NotRead]:
+def comments_not_read(texts: list[Seen]) -> list[NotRead]:
     """Returns what was not read of the texts of one document."""
     number = sum(seen.num_comments for seen in texts)
     reasons = [f"comments: {number:,}"] * bool(number)

@@ -2,12 +2,9 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-measuring            reads texts, loads the model and analyzes it
-analysis             analyzes some examples of a dataset
-gradient_sparsity    counts the rows of dL/dY that are zero or small
+analysis             reads texts, loads the model and analyzes its gradients on some examples
+gradient_sparsity    counts the rows and elements of dL/dY that are zero or small, and draws norms by layer and position
 objectives           the losses whose gradients are analyzed
 gradients            computes the gradients, a layer at a time
-elements             the paper's threshold on elements
-heat_maps            norms by layer and position
 report               writes an analysis as a page
 """

@@ -12,6 +12,10 @@ from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, spar
 from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.analysis.report import render_page
+from sebp_edge.run.call import Call
+from sebp_edge.run.encoding import TrainingPreparation
+from sebp_edge.run.job import GRADIENTS
+from sebp_edge.run.phases import LOAD, phases_of_analysis
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 
@@ -99,3 +103,17 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
         analyzed=Lengths.of(chosen, dataset.context_length),
         losses=tuple(found),
     )
+
+
+def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
+    """See `Personalizer.analyze`."""
+    call.job.begin(phases_of_analysis(num_examples))
+    with call.make_guard():
+        preparation = TrainingPreparation(*call.with_texts(texts))
+        call.job.enter(LOAD)
+        call.check()
+        base = call.in_use.load_analyzed(call.notify, call.seed)
+        dataset = preparation.encode(base).dataset
+        call.job.enter(GRADIENTS)
+        with call.base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
+            return analyze(base, dataset, num_examples, call.seed, call.notify)

@@ -2,19 +2,111 @@
 
 Counts the rows that are exactly zero, those below the knee of the distribution of norms, and the fewest that hold 99 %
 of the squared norm; and the elements below the paper's own threshold. Has counts, norms and positions, but no text.
+
+Shapes: E examples, T positions, K blocks.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from sebp_edge.basics.units import percent
-from sebp_edge.research.analysis.elements import Elements, share_below, threshold_elements
 from sebp_edge.research.analysis.gradients import RowGradients
-from sebp_edge.research.analysis.heat_maps import HeatMap, map_examples, map_projections
 from sebp_edge.research.analysis.objectives import Objective
 from sebp_edge.research.rules import row_rules
+from sebp_edge.research.rules.histogram import LogHistogram
+
+
+@dataclass(frozen=True)
+class Elements:
+    """The elements of dL/dY in all layers of the blocks, and the SEBP paper's threshold, which counts them as zero.
+
+    One threshold, epsilon, for all layers: the knee of the cumulative distribution of log10 |g| over the non-zero
+    elements in the blocks, in the gradient of each example's mean loss, as the paper's 3.98e-5 was found. The head does
+    not count: its gradients are probabilities of words, most of them tiny.
+
+    Attributes:
+        epsilon: the threshold, in units of the gradient of an example's mean loss.
+        histogram: of the absolute values: lower edge, as a power of 10, and number of elements of each bin.
+        zero: share of elements that are exactly zero.
+        below: share of elements that are zero or below epsilon.
+        energy_below: share of the squared norm in these elements.
+    """
+
+    epsilon: float
+    histogram: tuple[tuple[float, int], ...]
+    zero: float
+    below: float
+    energy_below: float
+
+
+def threshold_elements(gradients: list[RowGradients]) -> Elements:
+    """Finds the threshold of the elements of all layers in the blocks."""
+    in_blocks = [one for one in gradients if one.info.block is not None]
+    merged, total = LogHistogram(torch.device("cpu")), sum(one.num_elements for one in in_blocks)
+    for one in in_blocks:
+        merged.merge(one.elements)
+    # A max_lost of 1 gives the knee itself, however much energy is below it.
+    epsilon = float(merged.epsilon(1))
+    below, energy_below = share_below(merged, total, epsilon)
+    zero = 1 - int(merged.counts_J.sum()) / total
+    return Elements(epsilon, tuple(merged.bins()), zero, below, energy_below)
+
+
+def share_below(histogram: LogHistogram, num_elements: int, epsilon: float) -> tuple[float, float]:
+    """Returns the share of elements that are zero or below epsilon, and their share of the squared norm."""
+    below, energy_below = histogram.below(epsilon)
+    zeros = num_elements - int(histogram.counts_J.sum())
+    return (zeros + below) / num_elements, energy_below
+
+
+COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Root mean square of row norms, by block and by bin of positions, for drawing.
+
+    Attributes:
+        title: the name of the projection, or a description of the example.
+        blocks: indices of the blocks.
+        positions: positions per bin; the last bin may have fewer.
+        norms: by block, then by bin; 0 means exactly zero.
+    """
+
+    title: str
+    blocks: tuple[int, ...]
+    positions: int
+    norms: tuple[tuple[float, ...], ...]
+
+
+def map_projections(gradients: list[RowGradients]) -> Iterator[HeatMap]:
+    """One heat map per projection, over all examples."""
+    in_blocks = [one for one in gradients if one.info.block is not None]
+    for projection in dict.fromkeys(one.info.projection for one in in_blocks):
+        layers = {one.info.block: one.energy_ET for one in in_blocks if one.info.projection == projection}
+        yield _heat_map(projection, list(layers), torch.stack(list(layers.values()), dim=1).mean(0))
+
+
+def map_examples(gradients: list[RowGradients], lengths: list[int]) -> Iterator[HeatMap]:
+    """Heat maps of the longest and of the shortest example, with the norm over all projections of each block."""
+    blocks = sorted({one.info.block for one in gradients if one.info.block is not None})
+    for word, length in (("longest", max(lengths)), ("shortest", min(lengths))):
+        example = lengths.index(length)
+        energy_KT = torch.stack(
+            [sum(one.energy_ET[example] for one in gradients if one.info.block == block) for block in blocks]
+        )
+        yield _heat_map(f"the {word} example, {length} tokens", blocks, energy_KT)
+
+
+def _heat_map(title: str, blocks: list[int], energy_KT: Tensor) -> HeatMap:
+    positions = -(-energy_KT.shape[1] // COLUMNS)
+    norms_K = torch.stack([part.mean(1).sqrt() for part in energy_KT.split(positions, dim=1)], dim=1).tolist()
+    return HeatMap(title, tuple(blocks), positions, tuple(map(tuple, norms_K)))
+
 
 ENERGY_SHARE = 0.99
 
@@ -65,14 +157,15 @@ class GroupShares:
     @classmethod
     def of(cls, projection: str, layers: list[LayerRows]) -> "GroupShares":
         """Averages over `layers`."""
-        zero, below, top_rows = (
-            fmean(getattr(layer, name) / layer.rows for layer in layers) for name in ("zero", "below_knee", "top_rows")
+        return cls(
+            projection,
+            zero=fmean(layer.zero / layer.rows for layer in layers),
+            below_knee=fmean(layer.below_knee / layer.rows for layer in layers),
+            energy_below_knee=fmean(layer.energy_below_knee for layer in layers),
+            top_rows=fmean(layer.top_rows / layer.rows for layer in layers),
+            below_epsilon=fmean(layer.below_epsilon for layer in layers),
+            energy_below_epsilon=fmean(layer.energy_below_epsilon for layer in layers),
         )
-        energy, *elements = (
-            fmean(getattr(layer, name) for layer in layers)
-            for name in ("energy_below_knee", "below_epsilon", "energy_below_epsilon")
-        )
-        return cls(projection, zero, below, energy, top_rows, *elements)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-layers            finds the linear layers that are pruned
 pruning_phases    dense phase, decay and sparse phase: what each method does with the pruned weights at each step
-pruning           prunes the layers of one model at each step of a training; keeps the dense weights
+pruning           finds the layers to prune, and prunes them at each step of a training; keeps the dense weights
 nm_sparse         the handle for your own training loop
 semi_structured   inference with 2:4 weights by torch's sparse kernels
 """

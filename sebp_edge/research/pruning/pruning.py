@@ -1,4 +1,4 @@
-"""Prunes linear layers during a training: which stage each step has, and the weights at that stage.
+"""Prunes linear layers during a training: which they are, which stage each step has, and the weights at that stage.
 
 A layer's parameter holds the pruned weight, which the model computes with, always in the same memory, so captured
 graphs need not be captured again. The optimizer updates the dense weight, of the same dtype, with its gradient.
@@ -9,9 +9,60 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.engine.models.architecture import inner_model
+from sebp_edge.engine.models.lora import has_adapter
+from sebp_edge.errors import OptionError, SparsityError, suggest
 from sebp_edge.ops import prune_, shrink_pruned_
-from sebp_edge.research.pruning.layers import layers_to_prune
 from sebp_edge.research.pruning.pruning_phases import Phases, Stage
+
+
+def layers_to_prune(model: nn.Module, m: int, names: Sequence[str] | None) -> dict[str, nn.Linear]:
+    """Returns the linear layers to prune in groups of at most `m`, by name; see `nm_sparse`."""
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names or ()):
+        raise OptionError("The layers to prune must be a list of the ends of their names.")
+    layers = _find_layers(model, names)
+    for name, layer in layers.items():
+        if layer.in_features % m:
+            raise SparsityError(
+                f"The layer {name!r} has {layer.in_features} inputs, which groups of {m} do not divide; choose another "
+                "pattern or method, or leave this layer out."
+            )
+    return layers
+
+
+def _find_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Linear]:
+    if has_adapter(model):
+        raise SparsityError(
+            "An adapter's product with its input is dense, so a pruned model with a LoRA adapter would not be N:M any "
+            "more; train all weights instead."
+        )
+    body = _without_head(inner_model(model))
+    found = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer in body}
+    if names is not None:
+        known = sorted({name.rpartition(".")[2] for name in found})
+        for wanted in names:
+            if not any(_is_named(name, wanted) for name in found):
+                raise SparsityError(f"The model has no linear layers named {wanted!r}; {suggest(wanted, known)}")
+        found = {name: layer for name, layer in found.items() if any(_is_named(name, wanted) for wanted in names)}
+    if not found:
+        raise SparsityError("The model has no linear layers to prune.")
+    for name, layer in found.items():
+        if type(layer.weight) is not nn.Parameter or not layer.weight.is_floating_point():
+            raise SparsityError(
+                f"The weight of {name!r} is sharded or in 4 bits, and cannot be pruned; load the model in 16 or 32 "
+                "bits on one device, or use DistributedDataParallel."
+            )
+    return found
+
+
+def _without_head(model: nn.Module) -> set[nn.Module]:
+    """Returns the modules of a transformers model's decoder or encoder; of any other model, all modules."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return {module for module in getattr(model, "base_model", model).modules() if module is not head}
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith("." + wanted)
 
 
 class Pruning:

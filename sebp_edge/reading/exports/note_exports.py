@@ -1,18 +1,27 @@
-"""Reads Evernote's export (.enex), a file of XML with the HTML of each note in it."""
+"""Reads notes that programs export in one file.
+
+Evernote    .enex, a file of XML with the HTML of each note in it
+Joplin      .jex, an archive (tar) of the files that its RAW export has
+"""
 
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from sebp_edge.reading import formats
+from sebp_edge.reading.formats.encodings import decode_bytes
 from sebp_edge.reading.formats.html import html_text
+from sebp_edge.reading.formats.joplin_notion import ENCRYPTED, NO_NOTE
+from sebp_edge.reading.formats.notes import joplin_note
 from sebp_edge.reading.formats.xml_parts import Attributes, Deadline, Handler, feed, xml_faults
-from sebp_edge.values.documents import NotRead, Unreadable
+from sebp_edge.values.documents import NotRead, Unreadable, unix_newlines
 
-_DAMAGED = "damaged, or not an Evernote export"
+_DAMAGED_ENEX = "damaged, or not an Evernote export"
 # The parts of a note that are kept, by their place below it; web clippings have their own kind of source.
 _KEPT = {"title", "content", "note-attributes/source"}
-_COUNTED = {"resource": "attachments", "task": "tasks"}
+_COUNTED_ENEX = {"resource": "attachments", "task": "tasks"}
 _ENCRYPTED = re.compile(r"<en-crypt\b[^<>]*>[^<>]*</en-crypt\s*>|<en-crypt\b[^<>]*/>", re.IGNORECASE)
 # Boxes to tick, and the tags that begin before the text after them.
 _CHECKBOX = re.compile(
@@ -33,7 +42,7 @@ def read_evernote(file: BinaryIO) -> Iterator[str | Unreadable | NotRead]:
     """
     export, fault = _Export(), None
     try:
-        with xml_faults(_DAMAGED):
+        with xml_faults(_DAMAGED_ENEX):
             feed(file, export, Deadline())
     except Unreadable as reason:
         if not export.notes:
@@ -54,7 +63,7 @@ def read_evernote(file: BinaryIO) -> Iterator[str | Unreadable | NotRead]:
         yield Unreadable(f"damaged after {len(export.notes):,} notes")
     reasons = [f"{kind}: {count:,}" for kind, count in sorted(export.left_out.items()) if count]
     if not (export.notes or fault):
-        raise Unreadable("; ".join(reasons) if export.is_one else _DAMAGED)
+        raise Unreadable("; ".join(reasons) if export.is_one else _DAMAGED_ENEX)
     yield from map(NotRead, reasons)
 
 
@@ -87,8 +96,8 @@ class _Export(Handler):
         place = "/".join(self._path[2:])
         if name == "note":
             self._parts, self._is_encrypted = {}, False
-        elif place in _COUNTED:
-            self.left_out[_COUNTED[place]] += 1
+        elif place in _COUNTED_ENEX:
+            self.left_out[_COUNTED_ENEX[place]] += 1
         elif place in _KEPT:
             self._kept = self._parts.setdefault(place, [])
             self._is_encrypted |= attributes.get("encoding", "").endswith("aes")
@@ -109,3 +118,63 @@ class _Export(Handler):
     def text(self, text: str) -> None:
         if self._kept is not None:
             self._kept.append(text)
+
+
+# ------------------------------------------------------------------------------------------- Joplin
+
+_DAMAGED_JEX = "damaged, or not a Joplin export"
+_COUNTED_JEX = {
+    NO_NOTE: "notebooks, tags and what else Joplin keeps beside notes",
+    ENCRYPTED: "notes that Joplin has encrypted; export them again with encryption off",
+}
+
+
+def read_jex(file: BinaryIO) -> Iterator[str | Unreadable | NotRead]:
+    """Yields the text of each note, and what was not read. Nothing after a fault is read.
+
+    Raises:
+        Unreadable: the file is damaged at its beginning, or holds no notes.
+    """
+    left_out: Counter[str] = Counter()
+    num_notes = 0
+    try:
+        for name, data in _files(file):
+            if data is None or not name.endswith(".md") or "/" in name:
+                left_out["attachments and other files"] += 1
+                continue
+            try:
+                content, *not_read = joplin_note(unix_newlines(decode_bytes(data)))
+            except Unreadable as reason:
+                if reason.reason in _COUNTED_JEX:
+                    left_out[_COUNTED_JEX[reason.reason]] += 1
+                    continue
+                content, not_read = reason.with_traceback(None), []
+            num_notes += 1
+            for part in not_read:
+                kind, _, number = part.reason.rpartition(": ")
+                left_out[kind or part.reason] += int(number.replace(",", "")) if kind else 1
+            yield content
+    except (tarfile.TarError, ValueError, EOFError) as error:
+        if not num_notes:
+            raise Unreadable(_DAMAGED_JEX) from error
+        yield Unreadable(f"damaged after {num_notes:,} notes")
+    yield from (NotRead(f"{kind}: {number:,}") for kind, number in sorted(left_out.items()))
+
+
+def _files(file: BinaryIO) -> Iterator[tuple[str, bytes | None]]:
+    """Yields the name and content of each file; None instead of a content that is too large, a link or the like."""
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        at = -1
+        while member := archive.next():
+            if archive.offset <= at:
+                raise ValueError  # It would go round in circles.
+            at = archive.offset
+            archive.members.clear()  # Else it keeps what it knows of each file.
+            if member.isdir():
+                continue
+            is_file = member.isreg() and not member.issparse() and member.size <= formats.MAX_FILE_SIZE
+            is_note = is_file and member.name.endswith(".md")
+            data = archive.extractfile(member).read() if is_note else None
+            if is_note and len(data) < member.size:
+                raise EOFError
+            yield member.name, data
