@@ -55,29 +55,29 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_920
+MAX_LINES = 50_741
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_545,
-    "ask": 1_054,
-    "basics": 951,
+    "ask": 1_039,
+    "basics": 948,
     "basics.pages": 304,
-    "cli": 2_959,
+    "cli": 2_948,
     "engine": 9,
     "engine.memory": 1_647,
-    "engine.models": 4_676,
+    "engine.models": 4_671,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_681,
-    "engine.sparse.patches": 2_554,
-    "engine.sparse.rows": 1_219,
-    "engine.training": 3_727,
-    "export": 1_982,
+    "engine.sparse.patches": 2_555,
+    "engine.sparse.rows": 1_218,
+    "engine.training": 3_725,
+    "export": 1_977,
     "lessons": 2_258,
-    "machine": 1_012,
-    "reading": 6_839,
-    "research": 1_793,
-    "run": 6_113,
-    "serve": 2_975,
-    "store": 3_035,
+    "machine": 1_007,
+    "reading": 6_817,
+    "research": 1_764,
+    "run": 6_040,
+    "serve": 2_971,
+    "store": 3_030,
     "values": 1_419,
 }
 MAX_ENTRIES_AT_ROOT = 20
