@@ -6,7 +6,6 @@ step writes one column per row in place; transformers' own caches copy everythin
 
 import functools
 import inspect
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -100,17 +99,17 @@ class RowCache(Cache):
 
     def share(self, row: int, others: slice, columns: int) -> None:
         """Copies the first columns of one row to others."""
-        self._each(lambda buffer: buffer[others, :, :columns].copy_(buffer[row, :, :columns]))
+        for buffer in self._buffers():
+            buffer[others, :, :columns].copy_(buffer[row, :, :columns])
 
     def keep(self, rows: list[int]) -> None:
         """Moves these rows to the front; those after them are lost."""
         if rows:
-            self._each(lambda buffer: buffer[: len(rows)].copy_(buffer[rows]))
+            for buffer in self._buffers():
+                buffer[: len(rows)].copy_(buffer[rows])
 
-    def _each(self, change: Callable[[Tensor], object]) -> None:
-        for layer in self.layers:
-            change(layer.keys)
-            change(layer.values)
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
 
 
 class _Layer(CacheLayerMixin):

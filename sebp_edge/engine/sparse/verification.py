@@ -57,7 +57,7 @@ class VerifiedCalls:
         call_kind = (call_kind, rows.skipped_kinds)
         if call_kind in self._verified:
             return rows
-        return UnverifiedRows(rows, lambda wrong: self._results.append((call_kind, wrong)))
+        return UnverifiedRows(rows, call_kind, self._results)
 
     @contextmanager
     def checking_gradients(
@@ -115,12 +115,12 @@ class UnverifiedRows:
 
     Args:
         predicted: the rows that the batch predicts.
-        finish: called once all layers have run, with whether one of them detected another row (bool []).
+        results: gets `call_kind` once all layers have run, and whether one of them detected another row (bool []).
     """
 
-    def __init__(self, predicted: BatchRows, finish: Callable[[Tensor], None]):
+    def __init__(self, predicted: BatchRows, call_kind: Hashable, results: list[tuple[Hashable, Tensor]]):
         self.predicted, self.num_rows, self.num_pooled = predicted, predicted.num_rows, predicted.num_pooled
-        self._finish = finish
+        self._call_kind, self._results = call_kind, results
         self._num_selectors = self._num_finished = 0
         self._wrong: Tensor | None = None
 
@@ -156,7 +156,7 @@ class UnverifiedRows:
         self._num_finished += 1
         # A backward pass through a part of the graph verifies nothing.
         if self._num_finished == self._num_selectors and self._wrong is not None:
-            self._finish(self._wrong)
+            self._results.append((self._call_kind, self._wrong))
 
 
 class _GradientCheck:

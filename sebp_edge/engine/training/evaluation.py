@@ -1,7 +1,7 @@
 """Computes held-out losses by document, apart for boilerplate, and counts the words that were guessed."""
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -51,16 +51,15 @@ class HeldOutLoss:
         nats = {document: self.nats[document] - self.boilerplate_nats.get(document, 0.0) for document in tokens}
         return HeldOutLoss(nats, tokens)
 
-    def only(self, documents: Container[int]) -> "HeldOutLoss":
+    def only(self, documents: Iterable[int]) -> "HeldOutLoss":
         """The loss of some of the documents."""
-        return self._changed(lambda part: {n: value for n, value in part.items() if n in documents})
+        return self.renumbered({number: number for number in documents})
 
     def renumbered(self, number_of: Mapping[int, int]) -> "HeldOutLoss":
         """The loss of the documents that have a new number, by that."""
-        return self._changed(lambda part: {number_of[n]: value for n, value in part.items() if n in number_of})
-
-    def _changed(self, change: Callable[[dict], dict]) -> "HeldOutLoss":
-        return HeldOutLoss(*map(change, vars(self).values()))
+        return HeldOutLoss(
+            *({number_of[n]: value for n, value in part.items() if n in number_of} for part in vars(self).values())
+        )
 
     @classmethod
     def merged(cls, parts: Sequence["HeldOutLoss"]) -> "HeldOutLoss":

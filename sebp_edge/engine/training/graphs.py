@@ -320,14 +320,15 @@ class _CapturedGraph:
     ):
         self._tokens = tokens
         self.result: Tensor | None = None
-        self.replay = graphs.capture(part, lambda: self._run(function))
 
-    def _run(self, function: Callable[[ActiveTokens], Tensor | None]) -> None:
-        result = function(self._tokens)
-        if result is not None:
-            # Allocated outside the pool, since other graphs overwrite the pool's memory.
-            self.result = torch.empty_like(result) if self.result is None else self.result
-            self.result.copy_(result)
+        def run() -> None:
+            result = function(tokens)
+            if result is not None:
+                # Allocated outside the pool, since other graphs overwrite the pool's memory.
+                self.result = torch.empty_like(result) if self.result is None else self.result
+                self.result.copy_(result)
+
+        self.replay = graphs.capture(part, run)
 
     def fill(self, tokens: ActiveTokens) -> None:
         """Copies tokens on the host to the tensors that the graph reads."""

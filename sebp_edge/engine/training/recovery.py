@@ -66,24 +66,25 @@ class AutogradQueue:
 
 
 class _Attempt:
-    """Context in which a micro-batch may not fit into memory.
+    """Context in which a micro-batch may not fit into memory; if so, call `_reduce_memory` after the context.
 
     Args:
-        can_recover: tells, when memory ran out, whether the work can go on; otherwise the error is raised.
+        can_be_undone: whether a part of the work may be repeated; updates in the backward pass may not.
 
     Attributes:
         did_not_fit: whether memory ran out. What was computed is free again only once the context has ended.
     """
 
-    def __init__(self, can_recover: Callable[[], bool]):
-        self._can_recover, self.did_not_fit = can_recover, False
+    def __init__(self, learner: "RecoveringLearner", micro_batch: MicroBatch, *, can_be_undone: bool = True):
+        self._learner, self._micro_batch, self._can_be_undone = learner, micro_batch, can_be_undone
+        self.did_not_fit = False
 
     def __enter__(self) -> "_Attempt":
         return self
 
     def __exit__(self, kind, error: BaseException | None, trace) -> bool:
         if isinstance(error, RuntimeError | MemoryError) and ran_out_of_memory(error):
-            self.did_not_fit = self._can_recover()
+            self.did_not_fit = self._can_be_undone and self._learner.can_reduce_memory(self._micro_batch)
         return self.did_not_fit
 
 
@@ -185,7 +186,7 @@ class RecoveringLearner(Learner):
         if size <= self._largest_dry_run:
             return True
         self._guard.begin()
-        with self._attempt(largest) as attempt:
+        with _Attempt(self, largest) as attempt:
             self._run_dry(largest)
         if attempt.did_not_fit:
             self._reduce_memory(largest)
@@ -203,7 +204,7 @@ class RecoveringLearner(Learner):
         """
         remaining, done = list(group.micro_batches), 0
         while remaining:
-            with self._attempt(remaining[0]) as attempt:
+            with _Attempt(self, remaining[0]) as attempt:
                 losses, sequences = self.losses_of(remaining[0], reads_words=reads_words)
             if attempt.did_not_fit:
                 self._reduce_memory(remaining[0])
@@ -236,7 +237,7 @@ class RecoveringLearner(Learner):
         done, loss_tokens = 0, step.num_loss_tokens
         while done < len(step.micro_batches):
             micro_batch = step.micro_batches[done]
-            with self._attempt(micro_batch, can_be_undone=self.can_accumulate) as attempt:
+            with _Attempt(self, micro_batch, can_be_undone=self.can_accumulate) as attempt:
                 self.accumulate(micro_batch, loss_tokens)
             done += 1
             if attempt.did_not_fit:
@@ -270,19 +271,9 @@ class RecoveringLearner(Learner):
         if not self._is_stepping or self.can_be_left:
             self._check()
 
-    def _attempt(self, micro_batch: MicroBatch, *, can_be_undone: bool = True) -> _Attempt:
-        """Returns the context to compute a micro-batch in; if it did not fit, call `_reduce_memory` after the context.
-
-        Args:
-            can_be_undone: whether a part of the work may be repeated; updates in the backward pass may not.
-        """
-
-        def can_recover() -> bool:
-            # A single example cannot be cut.
-            has_more = len(micro_batch.examples) > 1 or self.graphs is not None or self._num_dequantised > 0
-            return can_be_undone and has_more
-
-        return _Attempt(can_recover)
+    def can_reduce_memory(self, micro_batch: MicroBatch) -> bool:
+        """Whether a micro-batch can take less memory; a single example cannot be cut."""
+        return len(micro_batch.examples) > 1 or self.graphs is not None or self._num_dequantised > 0
 
     def _run_dry(self, micro_batch: MicroBatch) -> None:
         try:

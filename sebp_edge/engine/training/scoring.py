@@ -74,23 +74,19 @@ def in_micro_batches(
     done = 0
     remaining = limit.cut(examples, is_evaluated=True)
     while remaining:
-        result = _try(compute, remaining[0].examples)
+        computed, result = remaining[0].examples, None
+        try:
+            result = compute(computed)
+        except (RuntimeError, MemoryError) as error:
+            if len(computed) == 1 or not ran_out_of_memory(error):
+                raise
+        # Only now is free what the error kept alive.
         if result is None:
             release_memory(device)
             limit = limit.halved(remaining[0])
             remaining = limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)
             continue
-        computed = remaining.pop(0).examples
+        del remaining[0]
         done += len(computed)
         on_event(ExamplesEvaluated(done, len(examples)))
         yield computed, result
-
-
-def _try(compute: Callable[[list[Outline]], Result], examples: list[Outline]) -> Result | None:
-    """Returns the result of a micro-batch; None if memory ran out."""
-    try:
-        return compute(examples)
-    except (RuntimeError, MemoryError) as error:
-        if len(examples) == 1 or not ran_out_of_memory(error):
-            raise
-        return None

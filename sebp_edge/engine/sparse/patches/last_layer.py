@@ -54,7 +54,7 @@ class LastLayer(Patch):
     def attach(self) -> None:
         """Replaces the forwards of the three parts; each replacement calls the present forward."""
         for part in self._parts:
-            self._replace(part, _OnRows(self, forward_of(part)))
+            self._replace(part, _OnRows(self, part))
 
     def is_exact(self, decoder: nn.Module, hidden_states: Callable[[Watch | None], Tensor]) -> bool:
         """Whether restricting the last layer changes no loss; tried once, and again after `forget_trial`.
@@ -127,15 +127,6 @@ class LastLayer(Patch):
         # A checkpoint recomputes after the rows are gone, and both of its runs must save the same shapes.
         return self._rows is not None and not is_in_checkpoint()
 
-    def _run(self, forward: Callable, x: Tensor, args, kwargs) -> Tensor:
-        if not self._restricted():
-            return forward(x, *args, **kwargs)
-        if self._watch is not None:
-            return self._watch(forward(self._watch(x), *args, **kwargs))
-        x_NK = x.reshape(-1, x.shape[-1])
-        out_1AM = forward(gather_rows(x_NK, self._rows)[None], *args, **kwargs)
-        return scatter_rows(out_1AM.squeeze(0), self._rows, len(x_NK)).reshape(*x.shape[:-1], -1)
-
     def _verify(self, tensor: Tensor) -> Tensor:
         """Checks in the backward pass that the rows that would be left out have no gradient."""
         if not tensor.requires_grad:
@@ -162,8 +153,15 @@ def _readers(decoder: nn.Module) -> list[nn.Module]:
 class _OnRows:
     """Replacement of one part's `forward`."""
 
-    def __init__(self, last_layer: LastLayer, forward: Callable):
-        self._last_layer, self._forward = last_layer, forward
+    def __init__(self, last_layer: LastLayer, part: nn.Module):
+        self._last_layer, self._forward = last_layer, forward_of(part)
 
     def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
-        return self._last_layer._run(self._forward, x, args, kwargs)
+        if not self._last_layer._restricted():
+            return self._forward(x, *args, **kwargs)
+        rows, watch = self._last_layer._rows, self._last_layer._watch
+        if watch is not None:
+            return watch(self._forward(watch(x), *args, **kwargs))
+        x_NK = x.reshape(-1, x.shape[-1])
+        out_1AM = self._forward(gather_rows(x_NK, rows)[None], *args, **kwargs)
+        return scatter_rows(out_1AM.squeeze(0), rows, len(x_NK)).reshape(*x.shape[:-1], -1)

@@ -1,6 +1,5 @@
 """Lets a long pass of a model be ended midway: calls a check at each linear layer, in the backward pass too."""
 
-from collections.abc import Callable
 from typing import Self
 
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class Stops(Patch):
         inside = {part for layer in adapted for part in layer.modules()}
         layers = [layer for layer in self._model.modules() if is_linear(layer) and layer not in inside]
         for layer in (*adapted, *layers):
-            self._replace(layer, _Checked(forward_of(layer), self._check))
+            self._replace(layer, _Checked(layer, self._check))
 
     def __enter__(self) -> Self:
         self.attach()
@@ -39,8 +38,8 @@ class Stops(Patch):
 class _Checked:
     """Replacement of one layer's `forward`."""
 
-    def __init__(self, forward: Callable, check: Check):
-        self._forward, self._check = forward, check
+    def __init__(self, layer: nn.Module, check: Check):
+        self._forward, self._check = forward_of(layer), check
 
     def __call__(self, *args, **kwargs):
         self._check()
