@@ -22,6 +22,7 @@ from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_jobs import ServedJobs
 from sebp_edge.serve.streams import MAX_LINE
 from sebp_edge.serve.tasks import Tasks
+from sebp_edge.store.adapter_store import AdapterStore
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
 INFINITE = float("inf")  # in JSON, 1e999
@@ -294,7 +295,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
     journal.commit()
     journal.close()
     file = tmp_path / FILE
-    jobs = ServedJobs.open(tmp_path, lambda job: False)
+    jobs = ServedJobs.open(tmp_path, AdapterStore(tmp_path).jobs)
     assert ([job.id for job in jobs.all()], jobs.damage) == (["a"], None)
     jobs.journal.close()
     kept = [f"{FILE}.damaged", *(f"{FILE}.damaged-{number}" for number in range(2, 100))]
@@ -304,7 +305,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
         if content is None:
             file.unlink()
             (file / "own").mkdir(parents=True)
-        jobs = ServedJobs.open(tmp_path, lambda job: False)
+        jobs = ServedJobs.open(tmp_path, AdapterStore(tmp_path).jobs)
         assert jobs.damage is not None, what
         assert repr(str(tmp_path / name)) in str(jobs.damage) and jobs.all() == [], what
         jobs.journal.close()
@@ -313,7 +314,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
             if content is None
             else (tmp_path / name).read_bytes()[4097:] == content[4097:]
         ), what
-        jobs = ServedJobs.open(tmp_path, lambda job: False)
+        jobs = ServedJobs.open(tmp_path, AdapterStore(tmp_path).jobs)
         assert jobs.damage is None, what
         jobs.journal.close()
 
