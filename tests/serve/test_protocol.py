@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -384,10 +385,10 @@ def test_what_the_worker_is_to_stop_is_dropped_or_ends_and_an_answer_does_not_ho
         tasks._waiting.remove({"do": "end", "id": 0})
         del tasks.stops[0]
 
-    tasks = Tasks(reading, dropped.append)
+    tasks = Tasks(reading, SimpleNamespace(send=dropped.append))
     answers = [{"do": "answer", "id": id} for id in ("a", "b", "job")]
     told({"do": "job", "id": "job"}, *answers, {"do": "stop", "id": "b"})
-    assert (tasks.next()["do"], dropped) == ("job", [answers[1]])
+    assert (tasks.next()["do"], dropped) == ("job", [answers[1] | {"tells": "dropped"}])
     assert tasks.next_within_job() == answers[0]
     told({"do": "stop", "id": "nobody"})
     assert not (tasks.stops["a"].is_set() or tasks.ends_job)
@@ -398,7 +399,7 @@ def test_what_the_worker_is_to_stop_is_dropped_or_ends_and_an_answer_does_not_ho
     told({"do": "job", "id": "next"})
     assert not tasks.ends_job
     told({"do": "stop job"})
-    assert dropped == [answers[1], {"do": "job", "id": "next"}]
+    assert dropped == [each | {"tells": "dropped"} for each in (answers[1], {"do": "job", "id": "next"})]
 
 
 def test_prints_and_children_do_not_reach_the_stream(tmp_path):
