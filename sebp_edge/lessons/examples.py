@@ -6,7 +6,7 @@ dropped.
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class _Encoder:
             if by_template:
                 parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=False)
             elif is_chat:
-                parts = tokenise_plain(text, loss_spans, self._tokenizer, self._progress.advance)
+                parts = tokenise_plain(text, loss_spans, self._tokenizer, self._progress)
             else:
                 parts = self._tokenised(text, loss_spans)
             boilerplate = Spans(common)
@@ -128,7 +128,7 @@ class _Encoder:
     def _tokenised(self, text: str, loss_spans: list[Span]) -> Iterator[Tokenised]:
         """Yields the tokens of a text that no template wrote, and the token that ends it, if there is one."""
         # In a user's text, "<|eos|>" is text, not the control token.
-        parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=True, advance=self._progress.advance)
+        parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=True, progress=self._progress)
         yield from _with_end(parts, text, self._tokenizer.eos_token_id)
 
     def _labelled(self, tokenised: Tokenised, chunk: slice, boilerplate: Spans) -> tuple[list[int], list[int], bytes]:
@@ -146,9 +146,7 @@ class _Encoder:
         return prefix + ids, [IGNORE] * len(prefix) + labels, in_boilerplate
 
 
-def tokenise_plain(
-    text: str, spans: list[Span], tokenizer, advance: Callable[[int], None] = lambda amount: None
-) -> Iterator[Tokenised]:
+def tokenise_plain(text: str, spans: list[Span], tokenizer, progress: Progress = SILENT) -> Iterator[Tokenised]:
     """Yields the tokens of a conversation that `render_plain` rendered, and the token that ends a text after each span.
 
     So a reply ends as a text does, wherever in the conversation it stands.
@@ -156,7 +154,7 @@ def tokenise_plain(
     begin = 0
     for first, end in [*spans, (len(text), len(text))]:
         piece = text[begin:end]
-        parts = tokenise(piece, [(first - begin, end - begin)], tokenizer, split_special_tokens=True, advance=advance)
+        parts = tokenise(piece, [(first - begin, end - begin)], tokenizer, split_special_tokens=True, progress=progress)
         for part in _with_end(parts, piece, tokenizer.eos_token_id) if first < end else parts:
             yield Tokenised(text, part.ids, array("q", (start + begin for start in part.starts)), part.loss_mask)
         begin = end

@@ -7,13 +7,13 @@ all the same, and spaces and punctuation do not count, so that a template with a
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
 from sebp_edge.values.documents import pieces
+from sebp_edge.values.preparation_progress import SILENT, Progress
 from sebp_edge.values.remembered import Shingles
 
 # Near-duplicates share this part of the larger one's shingles, and at least this number (a run of eight words) unless
@@ -51,11 +51,11 @@ class Shingler:
     def __init__(self, salt: bytes):
         self._hash_of = _WordHashes(salt)
 
-    def shingles(self, text: str, advance: Callable[[int], None] = lambda amount: None) -> Shingles:
+    def shingles(self, text: str, progress: Progress = SILENT) -> Shingles:
         """Returns the shingles of a text, which are one at least.
 
         Args:
-            advance: is called with the number of characters of each piece that is done.
+            progress: is told how many characters of each piece are done.
         """
         for pattern in (_WORD, _SIGN):
             carried, found = np.empty(0, np.uint64), [np.empty(0, np.uint32)]
@@ -65,7 +65,7 @@ class Shingler:
                 found.append(_mix(hashes))
                 carried = hashes[-2:]
                 if pattern is _WORD:
-                    advance(len(piece))
+                    progress.advance(len(piece))
             if len(carried):
                 break
         else:

@@ -26,7 +26,7 @@ def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress 
     for number, text in texts.items():
         content = text.encode(errors="surrogatepass")
         digest, key = blake2b(content, digest_size=16).digest(), blake2b(content, digest_size=8, key=salt).digest()
-        shingles = shingler.shingles(text, progress.advance)
+        shingles = shingler.shingles(text, progress)
         found[number] = Fingerprint(digest, int.from_bytes(key, "little"), shingles)
     progress.end()
     return dict(sorted(found.items(), key=lambda item: item[1].digest))

@@ -7,13 +7,14 @@ is extended, up to a limit.
 """
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
 from sebp_edge.values.documents import Unreadable
+from sebp_edge.values.preparation_progress import SILENT, Progress
 
 # Number of characters of a window, of those that it shares with the next one, and of the longest window.
 WINDOW, OVERLAP, MAX_WINDOW = 100_000, 2_000, 400_000
@@ -71,7 +72,7 @@ def tokenise(
     tokenizer,
     *,
     split_special_tokens: bool,
-    advance: Callable[[int], None] = lambda amount: None,
+    progress: Progress = SILENT,
 ) -> Iterator[Tokenised]:
     """Yields the tokens of `text`, a window at a time; tokens that overlap one of the spans have loss.
 
@@ -79,7 +80,7 @@ def tokenise(
         spans: character spans, as [begin, end).
         tokenizer: a fast transformers tokenizer.
         split_special_tokens: whether to treat special tokens in the text as plain text.
-        advance: is called with the number of characters of each window that is done.
+        progress: is told how many characters of each window are done.
 
     Raises:
         Unreadable: windows of MAX_WINDOW characters agree nowhere.
@@ -91,9 +92,9 @@ def tokenise(
         starts, done = np.minimum(window.starts, reached[:-1]), int(reached[-1])
         loss_mask = bytearray(with_loss.overlap(starts, window.ends))
         yield Tokenised(text, array("i", window.ids.tobytes()), array("q", starts.tobytes()), loss_mask)
-        advance(done - covered)
+        progress.advance(done - covered)
         covered = done
-    advance(len(text) - covered)
+    progress.advance(len(text) - covered)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Call(TextsCall):
     def load(self, recipe: Recipe | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""
         self.signal.check()
-        return self.in_use.load(self.notify, recipe, lambda load: self.job.watch(load, self.check))
+        return self.in_use.load(self.notify, recipe, watch=lambda load: self.job.watch(load, self.check))
 
     def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""

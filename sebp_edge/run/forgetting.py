@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
 from sebp_edge.lessons.split_history import match, take_fingerprints
 from sebp_edge.reading.readers import read_texts
+from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, complete, erase
 from sebp_edge.store.history import history_of
@@ -48,7 +49,6 @@ class Remaining:
         history: their splits.
         num_new: how many documents of the texts that version has not learnt; they are left out.
         num_gone: how many documents it knew only from the version that it learnt on from; they are left out, too.
-        forgotten: the hashes of the documents that are to be forgotten, without near-duplicates.
     """
 
     version: int
@@ -57,7 +57,6 @@ class Remaining:
     history: SplitHistory
     num_new: int
     num_gone: int
-    forgotten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,40 +85,43 @@ class Forgetting:
     keys: Mapping[bytes, set[int]]
 
 
-def forget(
+class UnknownDocument(AdapterError):
+    """No version of the adapter knows the document."""
+
+
+def begin_forgetting(
+    call: TextsCall,
     adapter: Adapter,
     documents: Sequence[str | Path],
     texts: list | None,
-    read: Callable[[list], Reading],
-    train: Callable[[Remaining], SavedAdapter],
     *,
     with_near_duplicates: bool,
-    is_exact: bool,
-    on_found: Callable[[Forgetting], None] | None = None,
-) -> Receipt:
-    """Forgets documents of an adapter; returns the receipt, which is also saved in the adapter's folder.
+) -> tuple[Forgetting | None, Receipt | None]:
+    """Returns what it takes to forget documents of an adapter; or the receipt, if a call that was killed is completed.
 
     Args:
-        documents, texts, on_found: see `Personalizer.forget`.
-        train: trains on what remains from the base model, and saves a new version, which it activates or not.
-        is_exact: whether equal trainings give equal bits here.
+        documents, texts: see `Personalizer.forget`.
     """
     completed = complete(adapter)
     try:
-        found = find_forgetting(adapter, documents, texts, read, with_near_duplicates=with_near_duplicates)
+        return _find_forgetting(call, adapter, documents, texts, with_near_duplicates=with_near_duplicates), None
     except UnknownDocument as error:
         if completed is not None:
-            return completed
+            return None, completed
         if jobs := [job.id for job in adapter.jobs if not job.is_running]:
             raise UnknownDocument(
                 f"{error} A training that did not end may know it; to delete that: sebp-edge jobs remove {jobs[0]}"
             ) from error
         raise
-    if on_found is not None:
-        on_found(found)
-    new = None
-    if found.remaining is not None:
-        new = train(replace(found.remaining, forgotten=tuple(one.hash for one in found.documents)))
+
+
+def end_forgetting(adapter: Adapter, found: Forgetting, new: SavedAdapter | None, *, is_exact: bool) -> Receipt:
+    """Removes the versions that know the documents; returns the receipt, which is also saved in the adapter's folder.
+
+    Args:
+        new: the version that was trained on what remains, if anything had to be.
+        is_exact: whether equal trainings give equal bits here.
+    """
     hidden = {version.number for version in _read_versions(adapter) if version.knows(found.keys)} - set(found.versions)
     if hidden:
         raise AdapterError(
@@ -129,8 +131,8 @@ def forget(
     hashes, near = (tuple(one.hash for one in some) for some in (found.documents, found.near_duplicates))
     receipt = Receipt(
         name=adapter.name,
-        documents=hashes + near if with_near_duplicates else hashes,
-        near_duplicates=() if with_near_duplicates else near,
+        documents=hashes + near if found.with_near_duplicates else hashes,
+        near_duplicates=() if found.with_near_duplicates else near,
         versions_removed=found.versions,
         lost=len(found.lost),
         replaced_by=new.version if new else None,
@@ -140,28 +142,24 @@ def forget(
     return erase(adapter, receipt, found.keys)
 
 
-class UnknownDocument(AdapterError):
-    """No version of the adapter knows the document."""
-
-
-def find_forgetting(
+def _find_forgetting(
+    call: TextsCall,
     adapter: Adapter,
     documents: Sequence[str | Path],
     texts: list | None,
-    read: Callable[[list], Reading],
     *,
     with_near_duplicates: bool,
 ) -> Forgetting:
-    """Finds what has to go, and what to train on; see `forget`."""
+    """Finds what has to go, and what to train on."""
     versions = list(_read_versions(adapter))
     base = _base(versions, adapter.active())
     where = adapter.wheres().get(base.number, Where())
-    reading = _read_where_learnt(where, read) if texts is None else read(texts)
+    reading = _read_where_learnt(where, call) if texts is None else call.read(texts)
     given = where.paths if texts is None else [item for item in texts if isinstance(item, Path | Folder)]
     folders = [_folder_of(item) for item in given]
     found = defaultdict(set)
     for document in documents:
-        for salt, hash in _find(str(document), versions, base, folders, adapter.name, read):
+        for salt, hash in _find(str(document), versions, base, folders, adapter.name, call):
             found[salt].add(hash)
     numbered = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(numbered, base.salt)
@@ -191,7 +189,7 @@ def find_forgetting(
         versions=tuple(sorted({*known, *unlisted})),
         unlisted=unlisted,
         lost=_lost(versions, base, {*known, *unlisted}, keys[base.salt]),
-        remaining=_remaining(base, keys[base.salt], reading, fingerprints, read, where if texts is None else None)
+        remaining=_remaining(base, keys[base.salt], reading, fingerprints, call, where if texts is None else None)
         if base.knows(keys)
         else None,
         keys=keys,
@@ -250,12 +248,9 @@ def _find(
     base: _Version,
     folders: list[Path],
     name: str,
-    read: Callable[[list], Reading],
+    call: TextsCall,
 ) -> list[tuple[bytes, int]]:
     """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
-
-    def listed(is_meant: Callable[[_Version, KnownDocument], bool]) -> list[tuple[bytes, int]]:
-        return [(version.salt, one.key) for version in versions for one in version.own if is_meant(version, one)]
 
     def is_called(name: str, document: KnownDocument) -> bool:
         return document.name is not None and (
@@ -266,15 +261,17 @@ def _find(
         number = document.number if version is base and document.name is None else None
         return is_called(wanted, document) or wanted in (document.hash, str(number))
 
-    paths = set(_names_of(wanted, folders))
-    found = listed(is_exactly) or listed(lambda _, document: any(is_called(path, document) for path in paths))
+    paths, listed = set(_names_of(wanted, folders)), [(version, one) for version in versions for one in version.own]
+    found = [(version.salt, one.key) for version, one in listed if is_exactly(version, one)] or [
+        (version.salt, one.key) for version, one in listed if any(is_called(path, one) for path in paths)
+    ]
     if not found and (path := expand_user(wanted)).is_file():
-        texts = [document.own_text for document in _documents_of(path, read)]
+        texts = [document.own_text for document in _documents_of(path, call)]
         hashes = {
             version.salt: {one.key for one in take_fingerprints(dict(enumerate(texts)), version.salt).values()}
             for version in versions
         }
-        if listed(lambda version, document: document.key in hashes[version.salt]):
+        if any(one.key in hashes[version.salt] for version, one in listed):
             found = [(salt, hash) for salt, own in hashes.items() for hash in own]
     if found:
         return found
@@ -286,10 +283,10 @@ def _find(
     raise UnknownDocument(f"No version of the adapter {name!r} knows a document {wanted!r}; {advice}")
 
 
-def _documents_of(path: Path, read: Callable[[list], Reading]) -> list[Document]:
+def _documents_of(path: Path, call: TextsCall) -> list[Document]:
     """Returns the documents of a file; of a chat whose owner is not said, those that it would be for each author."""
     try:
-        return read([path]).documents
+        return call.read([path]).documents
     except OwnerUnknown as error:
         found = error.reading
     return [document for author in found.authors for document in read_texts(found, me=author.id).documents]
@@ -342,14 +339,14 @@ def _lost(versions: list[_Version], base: _Version, removed: set[int], hashes: s
     return _sorted(lost.values())
 
 
-def _read_where_learnt(where: Where, read: Callable[[list], Reading]) -> Reading:
+def _read_where_learnt(where: Where, call: TextsCall) -> Reading:
     """Reads the texts of a version where it was made; leaves out what is not there any more."""
     reading, seen = Reading(), set()
     for group in where.texts:
         there = [folder for folder in group if os.path.lexists(folder.path)]
         with suppress(TextsError):  # nothing in it can be read any more
             try:
-                found = read(there) if there else Reading()
+                found = call.read(there) if there else Reading()
             except OwnerUnknown as error:
                 raise AdapterError(str(error)) from error
             new = [document for document in found.documents if _hashes([document]).isdisjoint(seen)]
@@ -363,14 +360,14 @@ def _read_where_learnt(where: Where, read: Callable[[list], Reading]) -> Reading
     return reading
 
 
-def _still_needed(reading: Reading, kept: list[Document], read: Callable[[list], Reading]) -> tuple[Folder, ...]:
+def _still_needed(reading: Reading, kept: list[Document], call: TextsCall) -> tuple[Folder, ...]:
     """Returns the files and folders that have documents which are kept; the others are remembered no longer."""
     if len(reading.folders) == 1:
         return reading.folders
     wanted, needed = _hashes(kept), []
     for folder in reading.folders:
         with suppress(TextsError):  # nothing in it can be read
-            if found := wanted & _hashes(read([folder]).documents):
+            if found := wanted & _hashes(call.read([folder]).documents):
                 needed.append(folder)
                 wanted -= found
     return tuple(needed)
@@ -385,7 +382,7 @@ def _remaining(
     hashes: set[int],
     reading: Reading,
     fingerprints: Mapping[int, Fingerprint],
-    read: Callable[[list], Reading],
+    call: TextsCall,
     where: Where | None,
     what: str = "forgotten",
 ) -> Remaining:
@@ -416,7 +413,7 @@ def _remaining(
             documents=kept,
             left_out=left_out,
             num_equal=num_equal,
-            folders=_still_needed(reading, kept, read),
+            folders=_still_needed(reading, kept, call),
         ),
         history=history_of(base.listed).without(hashes | gone),
         num_new=len(given - others.keys() - hashes),
@@ -459,7 +456,7 @@ def versions_with(adapter: Adapter, hashes: set[int]) -> list[int]:
     return [version.number for version in _read_versions(adapter) if version.knows({version.salt: hashes})]
 
 
-def find_remaining(adapter: Adapter, version: int, texts: list | None, read: Callable[[list], Reading]) -> Remaining:
+def find_remaining(call: TextsCall, adapter: Adapter, version: int, texts: list | None) -> Remaining:
     """Returns what a version was trained on, to train it again.
 
     Raises:
@@ -470,10 +467,10 @@ def find_remaining(adapter: Adapter, version: int, texts: list | None, read: Cal
     if own.listed is None:
         raise AdapterError(f"It is not known which documents version {version} of the adapter {adapter.name!r} has.")
     where = adapter.wheres().get(version, Where())
-    reading = _read_where_learnt(where, read) if texts is None else read(texts)
+    reading = _read_where_learnt(where, call) if texts is None else call.read(texts)
     numbered = {number: document.own_text for number, document in enumerate(reading.documents)}
     fingerprints = take_fingerprints(numbered, own.salt)
-    return _remaining(own, set(), reading, fingerprints, read, where if texts is None else None, "verified")
+    return _remaining(own, set(), reading, fingerprints, call, where if texts is None else None, "verified")
 
 
 def _sorted(documents: Iterable[KnownDocument]) -> tuple[KnownDocument, ...]:

@@ -11,12 +11,11 @@ from sebp_edge.machine import devices
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.adapting import Adapting, train_again
 from sebp_edge.run.call import Call
-from sebp_edge.run.forgetting import Forgetting, Remaining, forget
+from sebp_edge.run.forgetting import Forgetting, begin_forgetting, end_forgetting
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.store.erasure import Receipt
-from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.stored_jobs import Job
 from sebp_edge.values.folder import Folder
 
@@ -82,22 +81,19 @@ def run_forget(
     if texts is not None:
         texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
 
-    def train(remaining: Remaining) -> SavedAdapter:
-        begun = options | {"documents": remaining.forgotten}
-        own = work or AdaptationJob.begin(call, place, "forget", begun, texts)
-        with own.running(call):
-            return train_again(call, place, own, remaining, activate_anyway=options["activate_anyway"])
-
-    receipt = forget(
-        place.adapter,
-        documents,
-        texts,
-        call.read,
-        train,
-        with_near_duplicates=options["near_duplicates"],
-        is_exact=call.device.type == "cpu",
-        on_found=on_found,
+    found, receipt = begin_forgetting(
+        call, place.adapter, documents, texts, with_near_duplicates=options["near_duplicates"]
     )
+    if found is not None:
+        if on_found is not None:
+            on_found(found)
+        new = None
+        if found.remaining is not None:
+            begun = options | {"documents": tuple(one.hash for one in found.documents)}
+            own = work or AdaptationJob.begin(call, place, "forget", begun, texts)
+            with own.running(call):
+                new = train_again(call, place, own, found.remaining, activate_anyway=options["activate_anyway"])
+        receipt = end_forgetting(place.adapter, found, new, is_exact=call.device.type == "cpu")
     if work is not None:
         work.job.remove()
     call.in_use.leave_deleted_adapter(call.job)

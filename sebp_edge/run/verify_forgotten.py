@@ -1,7 +1,6 @@
 """Verifies a receipt of `forget`: no version knows the documents, and a training gives the weights once more."""
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, read_receipts
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.folder import Folder
-from sebp_edge.values.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -47,79 +45,6 @@ class Verification:
         return asdict(self)
 
 
-def verify(
-    adapter: Adapter,
-    texts: list | None,
-    read: Callable[[list], Reading],
-    train: Callable[[Remaining], str],
-    packages: dict[str, str],
-) -> Verification:
-    """Verifies the newest receipt of an adapter.
-
-    Args:
-        texts: the documents that remain; by default they are read where they were learnt.
-        train: trains on them from the base model, and returns the hash of the weights.
-        packages: the versions of the packages that compute now.
-
-    Raises:
-        AdapterError: there is no receipt that could be verified, or not what it takes.
-        TextsError: a document has changed or cannot be read.
-    """
-    receipts = read_receipts(adapter)
-    if not receipts:
-        raise AdapterError(f"The adapter {adapter.name!r} has no receipt of `sebp-edge forget` that could be verified.")
-    receipt = receipts[-1]
-    version, forgotten = receipt.replaced_by, {int(hash, 16) for hash in receipt.documents}
-
-    def found(verified: bool, explanation: str, again: str | None = None) -> Verification:
-        return Verification(adapter.name, receipt.path, verified, version, receipt.weights, again, explanation)
-
-    if knowing := versions_with(adapter, forgotten):
-        return found(False, f"Version {knowing[-1]} of {adapter.name!r} knows what was forgotten; it was learnt again.")
-    if version is None:
-        return found(
-            True, f"No version of {adapter.name!r} knows what was forgotten, and none was trained in its place."
-        )
-    _require(adapter, receipt)
-    saved = adapter.open(version)
-    if saved.weights_hash() != receipt.weights:
-        return found(False, f"The weights of version {version} of {adapter.name!r} are not those of the receipt.")
-    again = train(find_remaining(adapter, version, texts, read))
-    if again == receipt.weights:
-        return found(
-            True,
-            f"No version of {adapter.name!r} knows what was forgotten, and version {version} is, bit for bit, what a "
-            f"training on its {saved.record.documents:,} documents gives.",
-            again,
-        )
-    return found(
-        False,
-        f"A training on the documents of version {version} gives other weights{_others(saved.record, packages)}.",
-        again,
-    )
-
-
-def _require(adapter: Adapter, receipt: Receipt) -> None:
-    version = receipt.replaced_by
-    if receipt.weights is None:
-        raise AdapterError(
-            f"The receipt {receipt.path!r} has no hash of weights: version {version} was trained on a GPU, where "
-            "trainings differ by rounding, or by an older sebp-edge."
-        )
-    if version not in adapter.versions():
-        raise AdapterError(
-            f"Version {version} of the adapter {adapter.name!r}, which was trained without the documents, was removed; "
-            "so there is nothing to compare."
-        )
-
-
-def _others(record: AdapterRecord, packages: dict[str, str]) -> str:
-    """Returns which packages are others than those of the training, as the end of a sentence."""
-    before = record.packages or {}
-    changed = [f"{name} {before.get(name)}, now {now}" for name, now in packages.items() if before.get(name) != now]
-    return f", but it was made with {'; '.join(changed)}" if changed else ""
-
-
 def run_verify(call: Call, place: Place, texts) -> Verification:
     """Verifies the newest receipt of `forget` by a training that is made again, outside the store.
 
@@ -142,17 +67,78 @@ def run_verify(call: Call, place: Place, texts) -> Verification:
     in_use = call.in_use
     used = in_use.adapter_folder, in_use.prompts
 
-    def train(remaining: Remaining) -> str:
-        with tempfile.TemporaryDirectory(prefix="sebp-edge-verify-") as folder:
-            outside = replace(place, out=Path(folder) / "adapter")
-            work = AdaptationJob.begin(call, outside, "forget", {}, None)
-            with devices.limited_threads(remaining.record.threads):  # another number rounds differently
-                return train_again(call, outside, work, remaining, activate_anyway=False).weights_hash()
-
     try:
-        return verify(place.adapter, texts, call.read, train, package_versions())
+        return _verify(call, place, texts)
     finally:
         in_use.detach_adapter()
         in_use.adapter_folder, in_use.prompts = used
         if in_use.base is not None:
             in_use.restore_adapter(call.job)
+
+
+def _verify(call: Call, place: Place, texts: list | None) -> Verification:
+    adapter = place.adapter
+    receipts = read_receipts(adapter)
+    if not receipts:
+        raise AdapterError(f"The adapter {adapter.name!r} has no receipt of `sebp-edge forget` that could be verified.")
+    receipt = receipts[-1]
+    version, forgotten = receipt.replaced_by, {int(hash, 16) for hash in receipt.documents}
+
+    def found(verified: bool, explanation: str, again: str | None = None) -> Verification:
+        return Verification(adapter.name, receipt.path, verified, version, receipt.weights, again, explanation)
+
+    if knowing := versions_with(adapter, forgotten):
+        return found(False, f"Version {knowing[-1]} of {adapter.name!r} knows what was forgotten; it was learnt again.")
+    if version is None:
+        return found(
+            True, f"No version of {adapter.name!r} knows what was forgotten, and none was trained in its place."
+        )
+    _require(adapter, receipt)
+    saved = adapter.open(version)
+    if saved.weights_hash() != receipt.weights:
+        return found(False, f"The weights of version {version} of {adapter.name!r} are not those of the receipt.")
+    again = _hash_of_training(call, place, find_remaining(call, adapter, version, texts))
+    if again == receipt.weights:
+        return found(
+            True,
+            f"No version of {adapter.name!r} knows what was forgotten, and version {version} is, bit for bit, what a "
+            f"training on its {saved.record.documents:,} documents gives.",
+            again,
+        )
+    return found(
+        False,
+        f"A training on the documents of version {version} gives other weights{_others(saved.record)}.",
+        again,
+    )
+
+
+def _hash_of_training(call: Call, place: Place, remaining: Remaining) -> str:
+    """Trains on what remains from the base model, outside the store; returns the hash of the weights."""
+    with tempfile.TemporaryDirectory(prefix="sebp-edge-verify-") as folder:
+        outside = replace(place, out=Path(folder) / "adapter")
+        work = AdaptationJob.begin(call, outside, "forget", {}, None)
+        with devices.limited_threads(remaining.record.threads):  # another number rounds differently
+            return train_again(call, outside, work, remaining, activate_anyway=False).weights_hash()
+
+
+def _require(adapter: Adapter, receipt: Receipt) -> None:
+    version = receipt.replaced_by
+    if receipt.weights is None:
+        raise AdapterError(
+            f"The receipt {receipt.path!r} has no hash of weights: version {version} was trained on a GPU, where "
+            "trainings differ by rounding, or by an older sebp-edge."
+        )
+    if version not in adapter.versions():
+        raise AdapterError(
+            f"Version {version} of the adapter {adapter.name!r}, which was trained without the documents, was removed; "
+            "so there is nothing to compare."
+        )
+
+
+def _others(record: AdapterRecord) -> str:
+    """Returns which packages are others than those of the training, as the end of a sentence."""
+    before = record.packages or {}
+    changed = [
+        f"{name} {before.get(name)}, now {now}" for name, now in package_versions().items() if before.get(name) != now
+    ]
+    return f", but it was made with {'; '.join(changed)}" if changed else ""

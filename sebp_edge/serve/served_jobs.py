@@ -64,7 +64,7 @@ class ServedJobs:
     """All jobs of a store.
 
     Args:
-        is_resumable: whether the store has saved what it takes to go on with a job.
+        stored: the store's jobs, which are those that can be gone on with.
 
     Attributes:
         journal: where they are kept.
@@ -79,20 +79,20 @@ class ServedJobs:
     """
 
     @classmethod
-    def open(cls, folder: Path, is_resumable: Callable[[ServedJob], bool]) -> "ServedJobs":
+    def open(cls, folder: Path, stored) -> "ServedJobs":
         """Opens the journal in a store's folder, or begins a new one if it is damaged."""
         try:
-            return cls(Journal(folder), is_resumable)
+            return cls(Journal(folder), stored)
         except Damaged:
             with locked(folder):
                 with suppress(Damaged):  # another server may have set it aside meanwhile
-                    return cls(Journal(folder), is_resumable)
+                    return cls(Journal(folder), stored)
                 damage = set_aside(folder)
-                jobs = cls(Journal(folder), is_resumable)
+                jobs = cls(Journal(folder), stored)
         jobs.damage = damage
         return jobs
 
-    def __init__(self, journal: Journal, is_resumable: Callable[[ServedJob], bool]):
+    def __init__(self, journal: Journal, stored):
         self.journal, self.damage = journal, None
         self.queue: deque[str] = deque()
         self.params: dict[str, dict] = {}
@@ -115,7 +115,7 @@ class ServedJobs:
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
             when = "before this job began" if job.state == "queued" else "during this job"
             why = {"code": "killed", "message": f"The server ended {when}.", "hint": "", "retry": True}
-            self.change(job.id, "interrupted", error=why, resumable=is_resumable(job))
+            self.change(job.id, "interrupted", error=why, resumable=any(one.id == job.stored for one in stored.list()))
         for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
             if job.state in ENDED and not job.resumable:
                 self.forget(job.id)

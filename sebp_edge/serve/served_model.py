@@ -5,7 +5,6 @@ modules of its own, so it computes what it would without the training, bit for b
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 
@@ -50,11 +49,11 @@ class TrainedModel(ModelInUse):
             served.detach_adapter()
             self.base = twin(served.base)
 
-    def load(self, on_event: Sink, recipe: Recipe | None = None, *watch: Callable) -> BaseModel:
+    def load(self, on_event: Sink, recipe: Recipe | None = None, **options) -> BaseModel:
         """Loads the model; see `ModelInUse.load`. The model that answers has its weights from then on, or none."""
         self.is_loading = True
         try:
-            base = super().load(on_event, recipe, *watch)
+            base = super().load(on_event, recipe, **options)
         finally:
             self.is_loading = False
         if recipe is not None:

@@ -49,7 +49,7 @@ class Lines:
     """Reads lines in a thread, and hands each to `receive`; at the end, None.
 
     Args:
-        wait: called before each read; returns once the next line may come.
+        replies: whose reader must keep up before the next line is read.
 
     `receive` is called in that thread. It must lead to a call of `handled` for each line.
     """
@@ -58,9 +58,9 @@ class Lines:
         self,
         descriptor: int,
         receive: Callable[[bytes | type[LongLine] | None], None],
-        wait: Callable[[], None] = lambda: None,
+        replies: "Outbox | None" = None,
     ):
-        self._descriptor, self._receive, self._wait = descriptor, receive, wait
+        self._descriptor, self._receive, self._replies = descriptor, receive, replies
         self._ahead = threading.Semaphore(_LINES_AHEAD)
 
     def start(self) -> None:
@@ -74,7 +74,8 @@ class Lines:
     def _run(self) -> None:
         pending, is_too_long = bytearray(), False
         while True:
-            self._wait()
+            if self._replies is not None:
+                self._replies.wait_for_room()
             try:
                 chunk = os.read(self._descriptor, _CHUNK)
             except OSError:

@@ -68,7 +68,7 @@ class Supervisor:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parent = Parent(starter)
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
-        self._lines = Lines(descriptors[0], self._receive, self._outbox.wait_for_room)
+        self._lines = Lines(descriptors[0], self._receive, self._outbox)
         self._lines.start()
         self._children = children()
         self._planning = Planning(self._children, lambda id, got: self._inbox.put(partial(self._answer_plan, id, got)))
@@ -124,7 +124,7 @@ class Supervisor:
         from sebp_edge.serve import store_methods  # after "ready", since it takes as long as all else
 
         store = self._store = store_methods.open_store(params)
-        jobs = ServedJobs.open(store.folder, self._is_resumable)
+        jobs = ServedJobs.open(store.folder, store.jobs)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
         self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
@@ -399,7 +399,7 @@ class Supervisor:
         was = self.jobs.get(id)
         if state in ("refused", "failed") or was.state == "cancelling":
             self._remove_stored(was, only_queued=True)
-        facts["resumable"] = state != "done" and self._is_resumable(was)
+        facts["resumable"] = state != "done" and self._stored(was) is not None
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
             if was.state == "cancelling":
@@ -427,9 +427,6 @@ class Supervisor:
     def _stored(self, job: ServedJob):
         """Returns what the store has saved of a job; None if it has nothing."""
         return next((one for one in self._store.jobs.list() if one.id == job.stored), None)
-
-    def _is_resumable(self, job: ServedJob) -> bool:
-        return self._stored(job) is not None
 
     def _remove_stored(self, job: ServedJob, *, only_queued: bool = False) -> None:
         """Deletes what the store has of a job; `only_queued` if it was never begun."""

@@ -4,16 +4,15 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
 
-from sebp_edge.serve.streams import Lines
+from sebp_edge.serve.streams import Lines, Outbox
 
 
 class Tasks:
     """Tasks, received in a thread, so that stops take effect while another task runs, and while torch is imported.
 
     Args:
-        dropped: called in that thread with a task that was stopped before it began.
+        outbox: is told in that thread of a task that was stopped before it began.
 
     Attributes:
         stops: for each request that waits or is answered, the event that stops it.
@@ -21,10 +20,10 @@ class Tasks:
         answering: the request that is answered within a job; one that stops or is paused does not wait for the answer.
     """
 
-    def __init__(self, descriptor: int, dropped: Callable[[dict], None]):
+    def __init__(self, descriptor: int, outbox: Outbox):
         self._waiting: deque[dict] = deque()
         self._changed = threading.Condition()
-        self._dropped = dropped
+        self._outbox = outbox
         self.stops: dict[str | int, threading.Event] = {}
         self.job_stop, self.job_pause = threading.Event(), threading.Event()
         self.answering: str | int | None = None
@@ -85,6 +84,6 @@ class Tasks:
         if task is not None:
             self._waiting.remove(task)
             self.stops.pop(task["id"], None)
-            self._dropped(task)
+            self._outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]})
         elif event is not None:
             event.set()

@@ -14,7 +14,7 @@ def main() -> None:
     end_with_parent(int(sys.argv[-1]))
     descriptors = take_streams()
     outbox = Outbox(descriptors[1], lambda: os._exit(0))
-    tasks = Tasks(descriptors[0], lambda task: outbox.send({"tells": "dropped", "do": task["do"], "id": task["id"]}))
+    tasks = Tasks(descriptors[0], outbox)
     try:
         from sebp_edge.serve.worker_tasks import Worker
     except (ImportError, OSError) as error:  # a damaged installation, or an app that was frozen without a library

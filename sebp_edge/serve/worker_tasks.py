@@ -271,7 +271,7 @@ class Worker:
         if self._job is not None and served.in_use.base is None:
             if not self._job.in_use.can_lend:
                 raise _busy("The running job needs the model for itself.")
-            self._job.in_use.load(silent, None, lambda load: load(partial(self._refuse_stopped, id)))
+            self._job.in_use.load(silent, watch=lambda load: load(partial(self._refuse_stopped, id)))
         if self._job is not None and (budget := self._job.memory_budget) is not None:
             used, characters = memory_of(served.device).used, len(json.dumps(asdict(params)))
             if not has_room(served.in_use.base, budget.size, used, characters, params.max_new_tokens):

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from random_texts import words
@@ -15,7 +16,7 @@ from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.run.forgetting import forget
+from sebp_edge.run.forgetting import begin_forgetting, end_forgetting
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, read_history, write_history
@@ -79,16 +80,15 @@ def call(store, documents, texts, *, activate=True, near=False, on_found=None):
         saved = store.adapter("mine").save(new, remaining.record, activate=False, where=where)
         return store.adapter(saved.name).activate(saved.version) if activate else saved
 
-    return forget(
-        store.adapter("mine"),
-        documents,
-        texts if isinstance(texts, list | None) else [texts],
-        read_texts,
-        train,
-        with_near_duplicates=near,
-        is_exact=True,
-        on_found=on_found,
-    )
+    reader = SimpleNamespace(read=read_texts)
+    adapter, texts = store.adapter("mine"), texts if isinstance(texts, list | None) else [texts]
+    found, completed = begin_forgetting(reader, adapter, documents, texts, with_near_duplicates=near)
+    if found is None:
+        return completed
+    if on_found is not None:
+        on_found(found)
+    new = None if found.remaining is None else train(found.remaining)
+    return end_forgetting(adapter, found, new, is_exact=True)
 
 
 def known(store, version):

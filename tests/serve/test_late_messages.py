@@ -151,7 +151,7 @@ def test_a_subscription_ends_with_its_job_whose_last_event_is_sent_before_it_is_
 
 
 def test_a_job_with_the_id_of_a_forgotten_one_has_no_subscription(tmp_path):
-    jobs = ServedJobs(Journal(tmp_path), lambda job: False)
+    jobs = ServedJobs(Journal(tmp_path), AdapterStore(tmp_path).jobs)
     for name in ("mine", "mine", "other"):
         jobs.start(StartJobParams(id="a", params={}), {}, lambda name=name: (name, {}))
         assert jobs.subscriptions == {}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_jobs import ServedJobs
 from sebp_edge.serve.streams import MAX_LINE
 from sebp_edge.serve.tasks import Tasks
+from sebp_edge.store.adapter_store import AdapterStore
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
 INFINITE = float("inf")  # in JSON, 1e999
@@ -294,7 +296,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
     journal.commit()
     journal.close()
     file = tmp_path / FILE
-    jobs = ServedJobs.open(tmp_path, lambda job: False)
+    jobs = ServedJobs.open(tmp_path, AdapterStore(tmp_path).jobs)
     assert ([job.id for job in jobs.all()], jobs.damage) == (["a"], None)
     jobs.journal.close()
     kept = [f"{FILE}.damaged", *(f"{FILE}.damaged-{number}" for number in range(2, 100))]
@@ -304,7 +306,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
         if content is None:
             file.unlink()
             (file / "own").mkdir(parents=True)
-        jobs = ServedJobs.open(tmp_path, lambda job: False)
+        jobs = ServedJobs.open(tmp_path, AdapterStore(tmp_path).jobs)
         assert jobs.damage is not None, what
         assert repr(str(tmp_path / name)) in str(jobs.damage) and jobs.all() == [], what
         jobs.journal.close()
@@ -313,7 +315,7 @@ def test_a_damaged_journal_is_set_aside(tmp_path):
             if content is None
             else (tmp_path / name).read_bytes()[4097:] == content[4097:]
         ), what
-        jobs = ServedJobs.open(tmp_path, lambda job: False)
+        jobs = ServedJobs.open(tmp_path, AdapterStore(tmp_path).jobs)
         assert jobs.damage is None, what
         jobs.journal.close()
 
@@ -383,10 +385,10 @@ def test_what_the_worker_is_to_stop_is_dropped_or_ends_and_an_answer_does_not_ho
         tasks._waiting.remove({"do": "end", "id": 0})
         del tasks.stops[0]
 
-    tasks = Tasks(reading, dropped.append)
+    tasks = Tasks(reading, SimpleNamespace(send=dropped.append))
     answers = [{"do": "answer", "id": id} for id in ("a", "b", "job")]
     told({"do": "job", "id": "job"}, *answers, {"do": "stop", "id": "b"})
-    assert (tasks.next()["do"], dropped) == ("job", [answers[1]])
+    assert (tasks.next()["do"], dropped) == ("job", [answers[1] | {"tells": "dropped"}])
     assert tasks.next_within_job() == answers[0]
     told({"do": "stop", "id": "nobody"})
     assert not (tasks.stops["a"].is_set() or tasks.ends_job)
@@ -397,7 +399,7 @@ def test_what_the_worker_is_to_stop_is_dropped_or_ends_and_an_answer_does_not_ho
     told({"do": "job", "id": "next"})
     assert not tasks.ends_job
     told({"do": "stop job"})
-    assert dropped == [answers[1], {"do": "job", "id": "next"}]
+    assert dropped == [each | {"tells": "dropped"} for each in (answers[1], {"do": "job", "id": "next"})]
 
 
 def test_prints_and_children_do_not_reach_the_stream(tmp_path):

@@ -38,8 +38,10 @@ def test_a_copy_of_the_modules_shares_all_tensors_and_an_answer_fits_into_what_t
 def worker(tmp_path):
     """A worker in this process, with its tasks, a function that gives it one, and what it has told."""
     reading, writing = os.pipe()  # never closed: that would end this process
-    tasks, told = Tasks(reading, print), []
-    worker = Worker(tasks, SimpleNamespace(wait_for_room=lambda: None, send=told.append))
+    told = []
+    outbox = SimpleNamespace(wait_for_room=lambda: None, send=told.append)
+    tasks = Tasks(reading, outbox)
+    worker = Worker(tasks, outbox)
     worker._do(
         {"do": "settings", "store": str(tmp_path), "folders": ["/"], "memory_budget": None, "low_priority": False}
     )
