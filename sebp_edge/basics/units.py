@@ -1,6 +1,6 @@
 """Formats sizes, durations, shares and counts for people."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 
 def gigabytes(size: float) -> str:
@@ -10,7 +10,8 @@ def gigabytes(size: float) -> str:
 
 def sizes_apart(*sizes: float) -> list[str]:
     """Formats sizes that a sentence compares: in MB, or in bytes, if different ones would look the same."""
-    return _apart(sizes, (gigabytes, lambda size: f"{size / 1e6:,.0f} MB", lambda size: f"{size:,.0f} bytes"))
+    in_bytes = [f"{size:,.0f} bytes" for size in sizes]
+    return _apart(sizes, [[*map(gigabytes, sizes)], [f"{size / 1e6:,.0f} MB" for size in sizes], in_bytes])
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -20,7 +21,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 def percents_apart(*shares: float) -> list[str]:
     """Formats shares that a sentence compares: with more digits if different ones would look the same."""
-    return _apart(shares, [lambda share, digits=digits: percent(share, digits) for digits in range(1, 5)])
+    return _apart(shares, [[percent(share, digits) for share in shares] for digits in range(1, 5)])
 
 
 def duration(seconds: float) -> str:
@@ -35,10 +36,6 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _apart(numbers: Sequence[float], formats: Iterable[Callable[[float], str]]) -> list[str]:
-    """Formats numbers by the first format in which different ones differ, or else by the last."""
-    for show in formats:
-        shown = [show(number) for number in numbers]
-        if len({*shown}) == len({*numbers}):
-            break
-    return shown
+def _apart(numbers: Sequence[float], formatted: list[list[str]]) -> list[str]:
+    """Returns the first of several ways to format numbers in which different ones differ, or else the last."""
+    return next((shown for shown in formatted if len({*shown}) == len({*numbers})), formatted[-1])

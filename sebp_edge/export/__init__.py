@@ -13,5 +13,6 @@ gguf_tokenizer         what GGUF calls a tokenizer's rules and tokens
 mlx                    writes an adapter as mlx-lm reads it
 ollama                 recognises chat templates and writes Modelfiles
 read_back              compares what other programs compute with the exported folder with what it should compute
+export_progress        tells how far an export is, and lets it be stopped
 child                  runs programs in child processes: llama_cpp and mlx_lm
 """

@@ -7,7 +7,8 @@ from pathlib import Path
 from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError, OptionError, suggest
-from sebp_edge.events import Notice, Sink, TensorWritten
+from sebp_edge.events import Notice, Sink
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.export_result import ExportResult, GainKept
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
@@ -63,14 +64,14 @@ def export(
         reading: texts to measure the gain on; None for general text, and no gain.
         on_event, check: may raise to stop.
     """
-    begin, target = time.perf_counter(), check_target(to)
+    begin, target, progress = time.perf_counter(), check_target(to), ExportProgress(on_event, check)
     source, warnings, kept = Source.open(name, folder, record, reference), [], []
     if format in QUANTISED and quant is None:
         quant = DEFAULT_QUANT
     # Refuses what cannot be written before the model is loaded.
     written = _make(source, format, QUANTISATIONS[-1] if quant == SMALLEST else quant)
     check_space(target, written.num_bytes)
-    comparison = _load(source, reading, warnings, on_event, check)
+    comparison = _load(source, reading, warnings, progress)
     if quant == SMALLEST and comparison is None:
         raise MachineError(f"{warnings[0]} The smallest quantisation cannot be found; choose one.")
     if reading is not None and comparison is not None and format in QUANTISED and quant not in K_QUANTS:
@@ -78,8 +79,8 @@ def export(
         kept = measure(source, comparison, [_make(source, format, each) for each in tried])
         written = _make(source, format, kept[-1].quant)
     with new_folder(target) as temporary:
-        written.write(temporary, lambda number, total: on_event(TensorWritten(number, total)), check)
-        found = written.read_back(temporary, comparison) if comparison else written.check_tensors(temporary, check)
+        written.write(temporary, progress)
+        found = written.read_back(temporary, comparison) if comparison else written.check_tensors(temporary, progress)
         sizes = {path.name: path.stat().st_size for path in temporary.iterdir()}
     return ExportResult(
         path=str(target),
@@ -107,15 +108,15 @@ def _make(source: Source, format: str, quant: str | None) -> Format:
 
 
 def _load(
-    source: Source, reading: Reading | None, warnings: list[str], on_event: Sink, check: Check
+    source: Source, reading: Reading | None, warnings: list[str], progress: ExportProgress
 ) -> BaseComparison | None:
     """Loads the base model to compare with; returns None, and adds a warning, if the free memory does not hold it."""
     needed, free = memory_needed(source), devices.free_memory(CPU)
     if needed <= free:
-        return BaseComparison(source, reading, on_event, check)
+        return BaseComparison(source, reading, progress)
     size, left = sizes_apart(needed, free)
     warnings.append(f"The model was not run to compare it, since that needs {size} of memory, and {left} are free.")
-    on_event(Notice(warnings[0]))
+    progress.on_event(Notice(warnings[0]))
     return None
 
 

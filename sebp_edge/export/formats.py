@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sebp_edge.ask.wording import plain_question
-from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.weights import DTYPES, WeightsFile, write_tensors
 from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.lora import LoraFactors, read_factors
@@ -22,9 +21,9 @@ from sebp_edge.engine.models.older_names import has_older_names
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
 from sebp_edge.export.child import Predicted
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.gguf_file import (
     BITS,
-    Done,
     dequantised,
     kind_of,
     open_exported,
@@ -74,7 +73,7 @@ class Format(ABC):
         return sum(4 * (lora_A.numel() + lora_B.numel()) for lora_A, lora_B in matrices)
 
     @abstractmethod
-    def write(self, folder: Path, done: Done, check: Check) -> None:
+    def write(self, folder: Path, progress: ExportProgress) -> None:
         """Writes the files into an existing folder."""
 
     @abstractmethod
@@ -85,12 +84,12 @@ class Format(ABC):
         """Yields what the user should know about the written files, a sentence each."""
         yield from ()
 
-    def check_tensors(self, folder: Path, check: Check) -> ReadBack:
+    def check_tensors(self, folder: Path, progress: ExportProgress) -> ReadBack:
         """Reads the files back without running a model; raises an ExportError if their tensors are others."""
         for found, expected in self._tensors(folder):
             if not torch.equal(found, expected):
                 raise ExportError("The exported files have other weights than were written; nothing was exported.")
-            check()
+            progress.check()
         return ReadBack(OURSELVES)
 
     @abstractmethod
@@ -112,10 +111,10 @@ class Peft(Format):
     is_adapter = True
     _FILES = ("adapter_model.safetensors", "adapter_config.json")
 
-    def write(self, folder: Path, done: Done, check: Check) -> None:
+    def write(self, folder: Path, progress: ExportProgress) -> None:
         for number, name in enumerate(self._FILES, start=1):
             shutil.copyfile(self._source.folder / name, folder / name)
-            done(number, len(self._FILES))
+            progress.written(number, len(self._FILES))
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         found, loss = comparison.with_adapter(folder)
@@ -134,20 +133,20 @@ class Merged(Format):
     def num_bytes(self) -> int:
         return self._source.model.num_parameters() * self._source.weights.dtype.itemsize
 
-    def write(self, folder: Path, done: Done, check: Check) -> None:
+    def write(self, folder: Path, progress: ExportProgress) -> None:
         weights = self._source.weights
         dtype = weights.dtype if weights.dtype.is_floating_point and weights.dtype in DTYPES else torch.float32
         with (folder / "model.safetensors").open("wb") as file:
             write_tensors(
-                file, {name: (dtype, shape) for name, shape in weights.shapes.items()}, self._read(dtype, done)
+                file, {name: (dtype, shape) for name, shape in weights.shapes.items()}, self._read(dtype, progress)
             )
         write_settings(folder, self._source)
 
-    def _read(self, dtype: torch.dtype, done: Done) -> Iterator[Tensor]:
+    def _read(self, dtype: torch.dtype, progress: ExportProgress) -> Iterator[Tensor]:
         weights = self._source.weights
         for number, name in enumerate(weights.shapes, start=1):
             yield weights.read(name).to(dtype)
-            done(number, len(weights.shapes))
+            progress.written(number, len(weights.shapes))
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         check_settings(folder, self._source)
@@ -163,7 +162,7 @@ class Merged(Format):
         if not mlx_lm.is_installed() or any(mlx_lm.what_it_lacks(self._source.config)):
             return None
         try:
-            found = mlx_lm.predict(folder, None, comparison.texts.rows, comparison.check)
+            found = mlx_lm.predict(folder, None, comparison.texts.rows, comparison.progress.check)
         except ExportError:
             return "mlx-lm, which is installed here, cannot load the folder; load it with transformers."
         _compare("mlx-lm", found, comparison, None, expected)
@@ -178,9 +177,9 @@ class Merged(Format):
         yield from mlx_lm.what_it_lacks(self._source.config)
         yield from filter(None, [self._refusal])
 
-    def check_tensors(self, folder: Path, check: Check) -> ReadBack:
+    def check_tensors(self, folder: Path, progress: ExportProgress) -> ReadBack:
         check_settings(folder, self._source)
-        return super().check_tensors(folder, check)
+        return super().check_tensors(folder, progress)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
         weights, found = self._source.weights, WeightsFile(folder / "model.safetensors")
@@ -200,12 +199,12 @@ class Gguf(Format):
     def num_bytes(self) -> int:
         return int(self._source.model.num_parameters() * BITS.get(self.quant, 16) / 8)
 
-    def write(self, folder: Path, done: Done, check: Check) -> None:
+    def write(self, folder: Path, progress: ExportProgress) -> None:
         own = "f16" if self.quant in K_QUANTS else self.quant
         path = folder / (".f16" if self.quant in K_QUANTS else self.file)
-        write_model(path, self._source.name, self._model, self._tokenizer, self._source.weights, own, done)
+        write_model(path, self._source.name, self._model, self._tokenizer, self._source.weights, own, progress)
         if self.quant in K_QUANTS:
-            requantise(path, folder / self.file, self.quant, check)
+            requantise(path, folder / self.file, self.quant, progress.check)
             path.unlink()
 
     def warnings(self) -> Iterator[str]:
@@ -235,7 +234,7 @@ class Gguf(Format):
                 check_agreement(OURSELVES, same, self.quant)
             return ReadBack(OURSELVES, same, loss)
         texts = list(map(self._tokenizer.composed, comparison.texts.texts))
-        found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.check)
+        found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.progress.check)
         check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
         return _compare("llama.cpp", found, comparison, loss, None if self.quant == "f16" else expected, self.quant)
 
@@ -260,8 +259,8 @@ class Ollama(Gguf):
         raw = {"text": RAW, "chat": plain_message(RAW), "question": plain_question(RAW)}[prompts]
         self._modelfile = modelfile(source.tokenizer, self.file, needs_chat=needs_chat, raw=raw)
 
-    def write(self, folder: Path, done: Done, check: Check) -> None:
-        super().write(folder, done, check)
+    def write(self, folder: Path, progress: ExportProgress) -> None:
+        super().write(folder, progress)
         (folder / "Modelfile").write_text(self._modelfile, encoding="utf-8")
 
 
@@ -276,16 +275,17 @@ class GgufLora(Format):
         self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
         self._file = f"{source.name}-lora.gguf"
 
-    def write(self, folder: Path, done: Done, check: Check) -> None:
-        write_lora(folder / self._file, self._model, self._source.weights.factors, done)
+    def write(self, folder: Path, progress: ExportProgress) -> None:
+        write_lora(folder / self._file, self._model, self._source.weights.factors, progress)
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not llama_cpp.is_installed():
-            return self.check_tensors(folder, comparison.check)
+            return self.check_tensors(folder, comparison.progress)
         # llama.cpp needs a base model too, which is deleted afterwards.
         base, weights = folder / ".base", self._source.weights.of_base()
-        write_model(base, "base", self._model, self._tokenizer, weights, "f16", lambda *_: comparison.check())
-        found = llama_cpp.predict(base, comparison.texts.rows, [], comparison.check, lora=folder / self._file)
+        quietly = ExportProgress(on_event=lambda event: comparison.progress.check())
+        write_model(base, "base", self._model, self._tokenizer, weights, "f16", quietly)
+        found = llama_cpp.predict(base, comparison.texts.rows, [], comparison.progress.check, lora=folder / self._file)
         base.unlink()
         return _compare("llama.cpp", found, comparison, comparison.loss_adapter, quant="f16")
 
@@ -304,14 +304,14 @@ class Mlx(Format):
             raise ExportError("mlx-lm loads no GGUF file to put the adapter on; use --format merged, which it loads.")
         check_for_mlx_lm(source)
 
-    def write(self, folder: Path, done: Done, check: Check) -> None:
+    def write(self, folder: Path, progress: ExportProgress) -> None:
         write_adapter(folder, self._source.weights.factors, self._source.config.num_hidden_layers)
-        done(1, 1)
+        progress.written(1, 1)
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not mlx_lm.is_installed():
-            return self.check_tensors(folder, comparison.check)
-        found = mlx_lm.predict(self._source.base_path, folder, comparison.texts.rows, comparison.check)
+            return self.check_tensors(folder, comparison.progress)
+        found = mlx_lm.predict(self._source.base_path, folder, comparison.texts.rows, comparison.progress.check)
         return _compare("mlx-lm", found, comparison, comparison.loss_adapter)
 
     def warnings(self) -> Iterator[str]:

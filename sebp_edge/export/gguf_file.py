@@ -4,7 +4,7 @@ Matrices are quantised; norms and biases stay in fp32. In files of 4 and 5 bits 
 models, is Q8_0, and so is a matrix in fp16 whose rows are no multiple of 32.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import quantisation_of_head
 from sebp_edge.engine.models.lora import LoraFactors
 from sebp_edge.errors import ExportError
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.model_weights import MergedWeights, Read
 
 # From the smallest to the largest, by bits a weight.
@@ -35,17 +36,22 @@ BITS = {"q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "bf16": 16,
 _BLOCK = 32
 # Number of rows of a matrix that are quantised at once.
 _ROWS = 4096
-Done = Callable[[int, int], None]
 
 
 def write_model(
-    path: Path, name: str, model: GgufModel, tokenizer, weights: MergedWeights, quantisation: str, done: Done
+    path: Path,
+    name: str,
+    model: GgufModel,
+    tokenizer,
+    weights: MergedWeights,
+    quantisation: str,
+    progress: ExportProgress,
 ) -> None:
     """Writes a model; holds one tensor in memory at a time.
 
     Args:
         name: the model's name in the file.
-        done: called after each tensor with the number of those written and of all; may raise to stop.
+        progress: is told of each tensor; may raise to stop.
     """
     kinds = {each: kind_of(each, shape, quantisation, weights.shapes) for each, shape in weights.shapes.items()}
     extra = list(model.extra_tensors())
@@ -65,10 +71,10 @@ def write_model(
             writer.write_tensor_data(tensor.numpy())
         for number, (each, kind) in enumerate(kinds.items(), start=1):
             writer.write_tensor_data(quantised(model.convert(each, weights.read(each)), kind))
-            done(number, len(kinds))
+            progress.written(number, len(kinds))
 
 
-def write_lora(path: Path, model: GgufModel, factors: LoraFactors, done: Done) -> None:
+def write_lora(path: Path, model: GgufModel, factors: LoraFactors, progress: ExportProgress) -> None:
     """Writes an adapter in fp32, as llama.cpp takes it with --lora."""
     with closing(GGUFWriter(path, model.arch)) as writer:
         writer.add_type(GGUFType.ADAPTER)
@@ -81,7 +87,7 @@ def write_lora(path: Path, model: GgufModel, factors: LoraFactors, done: Done) -
         for number, (name, (lora_A, lora_B)) in enumerate(factors.matrices.items(), start=1):
             writer.write_tensor_data(lora_A.float().numpy())
             writer.write_tensor_data(model.convert(name, lora_B.float()).contiguous().numpy())
-            done(number, len(factors.matrices))
+            progress.written(number, len(factors.matrices))
 
 
 def kind_of(name: str, shape: torch.Size, quantisation: str, names: Iterable[str]) -> GGMLQuantizationType:

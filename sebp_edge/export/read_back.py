@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent
 from sebp_edge.engine.models.adaptation import load
 from sebp_edge.engine.models.architecture import longest_sequence
@@ -20,8 +19,8 @@ from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.errors import ExportError, TextsError
-from sebp_edge.events import Sink
 from sebp_edge.export.child import TOP, Predicted
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.model_weights import Read
 from sebp_edge.export.source import Source
 from sebp_edge.lessons.examples import encode
@@ -71,14 +70,17 @@ class BaseComparison:
     """The base model on the CPU in fp32, with the adapter or with other weights in turn: one model in memory.
 
     Attributes:
+        progress: is told of each evaluation; may raise to stop.
         expected: the log-probabilities with the adapter.
         loss_base, loss_adapter: the losses of the base model and with the adapter, in nats per token.
     """
 
-    def __init__(self, source: Source, reading: Reading | None, on_event: Sink, check: Check):
-        self._source, self._on_event, self.check = source, on_event, check
-        self._base = load_base_model(source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU, check)
-        check()
+    def __init__(self, source: Source, reading: Reading | None, progress: ExportProgress):
+        self._source, self.progress = source, progress
+        self._base = load_base_model(
+            source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU, progress.check
+        )
+        progress.check()
         self.texts = _texts(source, self._base, reading)
         self.loss_base = self._loss(self.model)
         self.expected, self.loss_adapter = (
@@ -104,7 +106,7 @@ class BaseComparison:
     def _fill(self, read: Read) -> None:
         for name in self._source.weights.shapes:
             self.model.get_parameter(name).copy_(read(name))
-            self.check()
+            self.progress.check()
 
     def with_adapter(self, folder: Path) -> tuple[list[Tensor], float]:
         """Returns the log-probabilities and the loss with an adapter in PEFT's layout on the present weights."""
@@ -118,7 +120,7 @@ class BaseComparison:
         self._base = None
         gc.collect()
         reference = ModelReference(self._source.name, "local", str(folder))
-        self._base = load_base_model(reference, Recipe.load("notes"), CPU, self.check)
+        self._base = load_base_model(reference, Recipe.load("notes"), CPU, self.progress.check)
         return self._measure(self.model)
 
     def _measure(self, model: nn.Module) -> tuple[list[Tensor], float]:
@@ -126,13 +128,15 @@ class BaseComparison:
 
     def _loss(self, model: nn.Module) -> float:
         collator = Collator(self.texts.context_length, self._base.pad_token_id)
-        with scoring(model, self.texts.examples, collator, CPU, self._on_event, check=self.check) as losses:
+        with scoring(
+            model, self.texts.examples, collator, CPU, self.progress.on_event, check=self.progress.check
+        ) as losses:
             return losses().mean
 
     @torch.no_grad()
     def _log_probabilities(self, model: nn.Module) -> list[Tensor]:
         """Returns the log-probabilities after each token of each row, [T, V]."""
-        with Stops(model, self.check):
+        with Stops(model, self.progress.check):
             return [model(torch.tensor([row])).logits[0].float().log_softmax(dim=-1) for row in self.texts.rows]
 
 

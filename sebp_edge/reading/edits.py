@@ -1,9 +1,7 @@
 """Replaces spans of a text, and keeps count of where the rest of it moves."""
 
-import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
 
 Span = tuple[int, int]
 # Begin, end, and what replaces the characters between.
@@ -55,15 +53,3 @@ def masked(text: str, code: list[Span]) -> str:
             pieces += [text[end:begin], "\n".join("\0" * len(line) for line in text[begin:stop].split("\n"))]
             end = stop
     return "".join([*pieces, text[end:]])
-
-
-def replace_marks(
-    marks: re.Pattern, text_of: Callable[[re.Match, str], str], text: str, code: list[Span]
-) -> tuple[str, list[Span]]:
-    """Replaces marks outside of code; returns as `edit` does.
-
-    Args:
-        text_of: returns the replacement, from a match whose groups lack the code within them, and the text.
-    """
-    found = marks.finditer(masked(text, code))
-    return edit(text, [(mark.start(), mark.end(), text_of(mark, text)) for mark in found], code)

@@ -1,7 +1,7 @@
 """Finds the files of a folder that are to be read; says why others are left out, and why a folder holds no notes."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from sebp_edge.reading.exports import BY_ENDING
 from sebp_edge.reading.formats import FORMATS
 from sebp_edge.reading.not_theirs import LICENCE, is_licence_name, reason_against_folder
 from sebp_edge.reading.vaults import Vault, find_by_marks, find_vault, vault_around
-from sebp_edge.values.documents import Unreadable, printable
+from sebp_edge.values.documents import LeftOut, Unreadable, printable
 from sebp_edge.values.folder import Folder, is_valid_pattern
 
 # In order: the later one has the last word.
@@ -94,8 +94,8 @@ class Found:
     vault: Vault | None
 
 
-def find_files(folder: Folder, leave_out: Callable[[str, str], None]) -> Iterator[Found]:
-    """Yields the files of a folder, sorted, or the given file; calls `leave_out(name, reason)` for what it skips.
+def find_files(folder: Folder, left_out: list[LeftOut]) -> Iterator[Found]:
+    """Yields the files of a folder, sorted, or the given file; adds what it skips to `left_out`.
 
     Raises:
         TextsError: there is no such file or folder, or it cannot be opened.
@@ -108,7 +108,7 @@ def find_files(folder: Folder, leave_out: Callable[[str, str], None]) -> Iterato
     except OSError as error:
         raise TextsError(f"{str(path)!r} cannot be opened: {error.strerror}.") from error
     if path.is_dir():
-        yield from _Walk(path, folder, leave_out).files()
+        yield from _Walk(path, folder, left_out).files()
     else:
         yield Found(path, printable(path.name), vault_around(path.parent))
 
@@ -124,14 +124,14 @@ def expand_user(path: Path) -> Path:
 class _Walk:
     """A walk through a folder."""
 
-    def __init__(self, root: Path, folder: Folder, leave_out: Callable[[str, str], None]):
+    def __init__(self, root: Path, folder: Folder, left_out: list[LeftOut]):
         self._root = root
         self._real_root = os.path.realpath(root)
         self._include, self._exclude = (
             GitIgnoreSpec.from_lines(patterns) for patterns in (folder.include, folder.exclude)
         )
         self._includes_all = not folder.include
-        self._leave_out = leave_out
+        self._left_out = left_out
         self._ignore_files: dict[Path, list[IgnoreFile]] = {}
         self._vaults: dict[Path, Vault | None] = {}
 
@@ -198,7 +198,7 @@ class _Walk:
         self._leave_out_path(Path(error.filename), f"cannot be opened: {error.strerror}", is_folder=True)
 
     def _leave_out_path(self, path: Path, reason: str, *, is_folder: bool = False) -> None:
-        self._leave_out(self._name(path) + "/" * is_folder, reason)
+        self._left_out.append(LeftOut(self._name(path) + "/" * is_folder, reason))
 
     def _name(self, path: Path) -> str:
         return printable(relative_name(path, self._root))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.errors import MachineError, OwnerUnknown, TextsError
 from sebp_edge.reading.exports import BY_ENDING, Part, read_file
-from sebp_edge.reading.exports.archives import find_members, is_archive, read_member
+from sebp_edge.reading.exports.archives import Member, archive_faults, find_members, is_archive
 from sebp_edge.reading.find_files import expand_user, find_files
 from sebp_edge.reading.formats import FORMATS, MARKDOWN, text_size
 from sebp_edge.reading.formats.record_files import Read, read_records
@@ -372,7 +372,7 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSo
     if is_archive(path):
         yield from _archive_sources(path, left_out)
         return
-    for file in find_files(folder, lambda name, reason: left_out.append(LeftOut(name, reason))):
+    for file in find_files(folder, left_out):
         root = (path if path.is_dir() else path.parent).absolute()
         load = partial(_read_found if path.is_dir() else read_file, file.path, file.vault)
         yield _TextSource(
@@ -382,12 +382,16 @@ def _folder_sources(folder: Folder, left_out: list[LeftOut]) -> Iterator[_TextSo
 
 def _archive_sources(path: Path, left_out: list[LeftOut]) -> Iterator[_TextSource]:
     try:
-        for file in find_members(path, lambda name, reason: left_out.append(LeftOut(name, reason))):
+        for file in find_members(path, left_out):
             name = printable(str(file.path))
-            load = partial(read_member, partial(_read_found, vault=None), file)
-            yield _TextSource(name, text_size(file), load, is_named=True, folder=path.absolute())
+            yield _TextSource(name, text_size(file), partial(_read_member, file), is_named=True, folder=path.absolute())
     except Unreadable as reason:
         left_out.append(LeftOut(printable(path.name), str(reason)))
+
+
+def _read_member(member: Member) -> Iterator[Part]:
+    with archive_faults():
+        yield from _read_found(member, None)
 
 
 def _read_found(path: Path, vault: Vault | None) -> Iterator[Part]:

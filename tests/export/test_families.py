@@ -17,6 +17,7 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import ExportError
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.gguf_file import dequantised, quantised, write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.model_weights import MergedWeights
@@ -58,7 +59,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, family):
     expected = load_base_model(resolve(folder), Recipe.load("notes"), torch.device("cpu")).model
     tokenizer = GgufTokenizer(make_tokenizer(), expected.config.vocab_size)
     weights, path = MergedWeights(expected, folder, None), tmp_path / "model.gguf"
-    write_model(path, "model", GgufModel(expected.config), tokenizer, weights, "f32", lambda *_: None)
+    write_model(path, "model", GgufModel(expected.config), tokenizer, weights, "f32", ExportProgress())
     found = load_base_model(resolve(path), Recipe.load("notes"), torch.device("cpu")).model
     for name, weight in expected.named_parameters():
         # A norm's weight in files is 1 + w in some families, which rounds it.

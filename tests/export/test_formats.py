@@ -178,8 +178,8 @@ def test_without_memory_the_tensors_are_compared(llama_for_mlx, tmp_path, no_mem
 def test_other_tensors_than_meant_are_found(llama_for_mlx, tmp_path, no_memory, monkeypatch):
     write = formats.Mlx.write
 
-    def spoil(self, folder, done, check):
-        write(self, folder, done, check)
+    def spoil(self, folder, progress):
+        write(self, folder, progress)
         path = folder / "adapters.safetensors"
         save_file({name: tensor * 2 for name, tensor in load_file(path).items()}, path)
 

@@ -31,6 +31,7 @@ from sebp_edge.engine.models.fingerprint import fingerprint
 from sebp_edge.engine.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
 from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.events import silent
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.source import Source
 from sebp_edge.store.record import RECORD, AdapterRecord
@@ -117,7 +118,7 @@ def measure(folder: Path, quant: str, *, read_back: bool) -> dict:
             out.mkdir()
             record = AdapterRecord.read(folder / "adapter")
             source = Source.open("adapter", folder / "adapter", record, resolve(folder / "model"))
-            Gguf(source, quant).write(out, lambda *_: None, lambda: None)
+            Gguf(source, quant).write(out, ExportProgress())
     seconds = time.perf_counter() - begin
     file_bytes = sum(path.stat().st_size for path in out.iterdir())
     shutil.rmtree(out)

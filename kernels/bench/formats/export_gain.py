@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.events import silent
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.exporter import measure
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
@@ -57,7 +57,7 @@ def kept(model: str, rate: float, documents: list, quants: list[str]) -> list[di
         with Personalizer(model, recipe=recipe, store=Path(folder, "store")) as personalizer:
             result = personalizer.adapt(Reading(documents[::2]), out=adapter, activate_anyway=True)
         source = Source.open("adapter", adapter, AdapterRecord.read(adapter), resolve(model))
-        comparison = BaseComparison(source, Reading(documents[1::2]), silent, lambda: None)
+        comparison = BaseComparison(source, Reading(documents[1::2]), ExportProgress())
         rows = []
         for quant in quants:
             found = measure(source, comparison, [Gguf(source, quant)])[0]

@@ -30,6 +30,7 @@ from sebp_edge.engine.models.fingerprint import file_fingerprint
 from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import TYPES, QuantType, dequantise
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 
@@ -116,7 +117,7 @@ def write_shape(folder: Path, name: str, quant: str) -> Path:
     """Writes a GGUF file with random weights of a known model's shape, and the bundled tokenizer."""
     model, file = model_from_config(resolve(name)), folder / f"{name}-{quant}.gguf"
     tokenizer = GgufTokenizer(local_tokenizer(resolve("tiny")), model.config.vocab_size)
-    write_model(file, name, GgufModel(model.config), tokenizer, RandomWeights(model), quant, lambda *_: None)
+    write_model(file, name, GgufModel(model.config), tokenizer, RandomWeights(model), quant, ExportProgress())
     return file
 
 

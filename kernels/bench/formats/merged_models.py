@@ -30,7 +30,7 @@ from formats.export import write_adapter
 from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model, local_tokenizer, without_progress_bars
-from sebp_edge.events import silent
+from sebp_edge.export.export_progress import ExportProgress
 from sebp_edge.export.formats import Merged
 from sebp_edge.export.mlx_lm import what_it_lacks
 from sebp_edge.export.read_back import CPU, BaseComparison
@@ -184,7 +184,7 @@ def merged(folder: Path, model: str | Path, name: str, spread: float) -> Iterato
     write_adapter(adapter, load_base_model(reference, Recipe.load("notes"), CPU), spread)
     source = Source.open("adapter", adapter, AdapterRecord.read(adapter), reference)
     notes = sorted(read_texts(NOTES).documents, key=lambda document: len(document.own_text))[-NUM_ROWS:]
-    comparison = BaseComparison(source, Reading(notes), silent, lambda: None)
+    comparison = BaseComparison(source, Reading(notes), ExportProgress())
     longest = sorted((example.input_ids for example in comparison.texts.examples), key=len)[-NUM_ROWS:]
     comparison.texts.rows[:] = rows = [list(ids[:LENGTH]) for ids in longest]
     dtype = source.weights.dtype
@@ -192,7 +192,7 @@ def merged(folder: Path, model: str | Path, name: str, spread: float) -> Iterato
     tokens, lacks = source.tokenizer(TEXT)["input_ids"], any(what_it_lacks(source.config))
     after, before = folder / "after", folder / "before"
     after.mkdir()
-    Merged(source).write(after, lambda *_: None, lambda: None)
+    Merged(source).write(after, ExportProgress())
     check_settings(after, source)
     before.mkdir()
     (before / "model.safetensors").symlink_to(after / "model.safetensors")

@@ -90,9 +90,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
     try:
         kind = ".json" if ending in _PROSE and _is_json(path) else ending
         if ending in BY_ENDING:
-            read, largest = BY_ENDING[ending]
-            formats.refuse_larger(formats.size_of(path), largest)
-            return _read_open(path, read)
+            formats.refuse_larger(formats.size_of(path), BY_ENDING[ending][1])
+            return _read_open(path)
         if kind in (".txt", ".json", ".csv") and (export := _export_of(path, kind)):
             formats.refuse_larger(formats.size_of(path), MAX_EXPORT)
             return export(decode(path))
@@ -103,7 +102,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
     return formats.read_file(path, vault)
 
 
-def _read_open(path: Path, read: Callable[..., Iterable[Part]]) -> Iterator[Part]:
+def _read_open(path: Path) -> Iterator[Part]:
+    read, _ = BY_ENDING[path.suffix.lower()]
     try:
         with path.open("rb") as file:
             yield from read(file)

@@ -1,15 +1,15 @@
 """Looks into .zip archives. Nothing is unpacked onto the disk, and no link and no archive within one is followed."""
 
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import stat_result
 from pathlib import Path, PurePosixPath
 from typing import IO
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from zlib import error as ZlibError
 
-from sebp_edge.reading.exports import Part
-from sebp_edge.values.documents import Unreadable, printable
+from sebp_edge.values.documents import LeftOut, Unreadable, printable
 
 # Number of files in an archive; and the unpacked size in bytes of all that are read, but for mailboxes.
 MAX_FILES, MAX_UNPACKED = 100_000, 4_000_000_000
@@ -51,8 +51,8 @@ def is_archive(path: Path) -> bool:
     return path.suffix.lower() == ".zip" and path.is_file()
 
 
-def find_members(path: Path, leave_out: Callable[[str, str], None]) -> Iterator[Member]:
-    """Yields the files of an archive, sorted by name; calls `leave_out(name, reason)` for what it skips.
+def find_members(path: Path, left_out: list[LeftOut]) -> Iterator[Member]:
+    """Yields the files of an archive, sorted by name; adds what it skips to `left_out`.
 
     Raises:
         Unreadable: it is damaged, or has too many files.
@@ -70,7 +70,7 @@ def find_members(path: Path, leave_out: Callable[[str, str], None]) -> Iterator[
             continue
         member = Member(archive, info)
         if reason := _reason_against(member):
-            leave_out(printable(info.filename), reason)
+            left_out.append(LeftOut(printable(info.filename), reason))
             continue
         unpacked += info.file_size if member.suffix.lower() != ".mbox" else 0
         if unpacked > MAX_UNPACKED:
@@ -78,14 +78,11 @@ def find_members(path: Path, leave_out: Callable[[str, str], None]) -> Iterator[
         yield member
 
 
-def read_member(read: Callable[[Member], Iterable[Part]], member: Member) -> Iterator[Part]:
-    """Yields what is in a file of an archive.
-
-    Raises:
-        Unreadable: it is damaged.
-    """
+@contextmanager
+def archive_faults() -> Iterator[None]:
+    """Context in which the faults of a file in an archive become an Unreadable."""
     try:
-        yield from read(member)
+        yield
     except (BadZipFile, ZlibError, EOFError, OSError, RuntimeError) as error:
         raise Unreadable("damaged in the archive") from error
 

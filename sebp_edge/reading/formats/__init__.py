@@ -36,12 +36,13 @@ from sebp_edge.reading.formats.pdf import read_pdf
 from sebp_edge.reading.formats.record_files import Read, read_csv, read_json
 from sebp_edge.reading.formats.rtf import read_rtf
 from sebp_edge.reading.vaults import Vault
-from sebp_edge.values.documents import Content, Unreadable, printable
+from sebp_edge.values.documents import Unreadable, printable
 
 # Size limit of a file, in bytes. The text of the largest file takes 1 to 2 GB of memory once it is tokenised.
 MAX_FILE_SIZE = 64_000_000
 
-Reader = Callable[[Path], Iterable[Read]]
+# Those of formats that hold one document return its text.
+Reader = Callable[[Path], str | Iterable[Read]]
 
 
 def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
@@ -65,6 +66,7 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
             raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
         refuse_larger(size, MAX_FILE_SIZE)
         contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
+        contents = [contents] if isinstance(contents, str) else contents
         return with_coverage(path, contents) if ending in COUNTED else contents
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
@@ -101,26 +103,21 @@ def text_size(path: Path) -> int:
     return size if size <= MAX_FILE_SIZE else 0
 
 
-def _one(read: Callable[[Path], Content]) -> Reader:
-    """Makes a reader of a format that holds one document."""
-    return lambda path: [read(path)]
-
-
 MARKDOWN = {".md", ".markdown"}
 WORD = {".docx", ".docm", ".dotx", ".dotm"}
 PACKED = {*WORD, ".odt", ".ott", ".pdf"}
 FORMATS: dict[str, Reader] = {
-    ".txt": _one(decode),
+    ".txt": decode,
     ".rst": read_rst,
     **dict.fromkeys(MARKDOWN, read_note),
     ".mdx": read_mdx,
     ".org": read_org,
-    **dict.fromkeys((".html", ".htm"), _one(read_html)),
+    **dict.fromkeys((".html", ".htm"), read_html),
     ".ipynb": read_notebook,
     **dict.fromkeys(WORD, read_docx),
     **dict.fromkeys((".odt", ".ott", ".fodt"), read_odt),
     ".rtf": read_rtf,
-    ".pdf": _one(read_pdf),
+    ".pdf": read_pdf,
     **dict.fromkeys((".json", ".jsonl"), read_json),
     **dict.fromkeys((".csv", ".tsv"), read_csv),
 }

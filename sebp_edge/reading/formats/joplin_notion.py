@@ -6,7 +6,7 @@ Joplin's RAW export has them at the end of a file, such as "id: ...", and Notion
 import re
 from typing import NamedTuple
 
-from sebp_edge.reading.edits import Edit, edit, replace_marks
+from sebp_edge.reading.edits import Edit, edit, masked
 from sebp_edge.reading.formats.markdown import Parts, Syntax
 from sebp_edge.values.documents import Unreadable
 
@@ -55,7 +55,8 @@ def find_metadata(text: str) -> Metadata | None:
 def read_links(mark: re.Pattern, text: str, parts: Parts, comments: list[Edit]) -> str:
     """Returns a note's text without comments: links to a program's notes as their "words", and no "picture"."""
     text, code = edit(text, comments, parts.code)
-    return replace_marks(mark, _text_of_link, text, code)[0]
+    links = mark.finditer(masked(text, code))
+    return edit(text, [(*link.span(), _text_of_link(link, text)) for link in links], code)[0]
 
 
 def _text_of_link(link: re.Match, text: str) -> str:

@@ -14,7 +14,7 @@ from html.entities import html5
 from itertools import accumulate
 from typing import NamedTuple
 
-from markdown_it import MarkdownIt
+from markdown_it import MarkdownIt, rules_block, rules_inline
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
@@ -190,27 +190,16 @@ class _Search:
 def _parser(syntax: Syntax) -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING, "inline_definitions": True}).enable("table")
     block, inline = parser.block.ruler, parser.inline.ruler
-    rules = {rule.name: rule for rule in block.__rules__}
-
-    def wrap(name: str, after: Callable) -> None:
-        rule = rules[name]
-        block.at(name, functools.partial(after, rule.fn), {"alt": rule.alt})
-
-    for name in ("table", "heading", "lheading", "paragraph"):
-        wrap(name, _with_content)
-    wrap("fence", _fence)
-    wrap("html_block", _html_block)
-    wrap("reference", _definition)
-    if syntax.has_indented_code:
-        wrap("code", _indented_code)
-    else:
+    alternatives = {rule.name: rule.alt for rule in block.__rules__}
+    for name, rule in _BLOCK_RULES.items():
+        block.at(name, rule, {"alt": alternatives[name]})
+    if not syntax.has_indented_code:
         parser.disable("code")
     if not syntax.has_html:
         parser.disable("html_block")
     block.before("table", "comment", _skip, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     block.before("table", "prose", _prose, {"alt": []})
-    backticks = next(rule.fn for rule in inline.__rules__ if rule.name == "backticks")
-    inline.at("backticks", functools.partial(_inline_code, backticks))
+    inline.at("backticks", _inline_code)
     inline.before("escape", "comment", _inline_comment)
     if syntax.has_maths:
         inline.before("escape", "maths", _inline_maths)
@@ -325,7 +314,7 @@ def _parse_content(state: StateBlock, pieces: list[Span]) -> None:
         state.md.inline.parse(content, state.md, state.env, _LastToken())
 
 
-def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+def _fence(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Finds fenced code; what is never closed is none."""
     begin = state.bMarks[line] + state.tShift[line]
     if not state.src.startswith(("`", "~"), begin):
@@ -333,7 +322,7 @@ def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: 
     search, mark = _search(state), state.src[begin]
     length = state.skipCharsStr(begin, mark) - begin
     may_close = length < search.fence_never_closed.get(mark, length + 1)
-    if not (may_close and rule(state, line, end_line, silent)):
+    if not (may_close and rules_block.fence(state, line, end_line, silent)):
         return False
     if silent:
         return True
@@ -352,8 +341,8 @@ def _fence(rule: Callable, state: StateBlock, line: int, end_line: int, silent: 
     return True
 
 
-def _indented_code(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    found = rule(state, line, end_line, silent)
+def _indented_code(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+    found = rules_block.code(state, line, end_line, silent)
     if found and not silent:
         _search(state).parts.code.append(_lines(state, line))
     return found
@@ -366,9 +355,9 @@ def _lines(state: StateBlock, line: int) -> Span:
     return begin, min(state.eMarks[state.line - 1] + 1, len(search.text))
 
 
-def _html_block(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+def _html_block(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Finds the comments in a block of HTML."""
-    if not rule(state, line, end_line, silent):
+    if not rules_block.html_block(state, line, end_line, silent):
         return False
     search = _search(state)
     position, end = state.bMarks[line] + state.tShift[line], state.eMarks[state.line - 1]
@@ -379,9 +368,9 @@ def _html_block(rule: Callable, state: StateBlock, line: int, end_line: int, sil
     return True
 
 
-def _definition(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+def _definition(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     """Finds comments that are definitions of links to nowhere."""
-    found = rule(state, line, end_line, silent)
+    found = rules_block.reference(state, line, end_line, silent)
     begin = state.bMarks[line] + state.tShift[line]
     if found and not silent:
         meta = state.tokens[-1].meta
@@ -394,13 +383,25 @@ def _definition(rule: Callable, state: StateBlock, line: int, end_line: int, sil
     return found
 
 
+_BLOCK_RULES = {
+    "table": functools.partial(_with_content, rules_block.table),
+    "heading": functools.partial(_with_content, rules_block.heading),
+    "lheading": functools.partial(_with_content, rules_block.lheading),
+    "paragraph": functools.partial(_with_content, rules_block.paragraph),
+    "fence": _fence,
+    "html_block": _html_block,
+    "reference": _definition,
+    "code": _indented_code,
+}
+
+
 # ---- rules for what is within lines
 
 
-def _inline_code(rule: Callable, state: StateInline, silent: bool) -> bool:
+def _inline_code(state: StateInline, silent: bool) -> bool:
     begin = state.pos
     state.tokens.clear()
-    found = rule(state, silent)
+    found = rules_inline.backtick(state, silent)
     if state.tokens and state.tokens[-1].type == "code_inline":
         search = _search(state)
         span = search.in_text(begin), search.in_text(state.pos - 1) + 1

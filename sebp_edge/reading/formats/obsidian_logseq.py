@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
 
-from sebp_edge.reading.edits import Edit, Span, edit, masked, replace_marks
+from sebp_edge.reading.edits import Edit, Span, edit, masked
 from sebp_edge.reading.formats.markdown import Parts, Syntax
 
 # Blocks that Obsidian replaces with their result.
@@ -38,7 +38,8 @@ OBSIDIAN = Syntax(comments=("<!--", "%%"), has_maths=True, marks=_OBSIDIAN_MARKS
 def read_as_obsidian(text: str, parts: Parts, comments: list[Edit]) -> str:
     """Returns a note's text without comments and marks."""
     text, code = edit(text, [*comments, *_queries(text, parts)], parts.code)
-    return replace_marks(_OBSIDIAN_MARK, _text_of_obsidian_mark, text, code)[0]
+    marks = _OBSIDIAN_MARK.finditer(masked(text, code))
+    return edit(text, [(*mark.span(), _text_of_obsidian_mark(mark, text)) for mark in marks], code)[0]
 
 
 def _queries(text: str, parts: Parts) -> Iterator[Edit]:
@@ -111,8 +112,9 @@ def read_as_logseq(text: str, parts: Parts, comments: list[Edit]) -> str:
     """Returns a note's text without comments and marks."""
     text, code = edit(text, [*comments, *_Outline(text, parts).dropped()], parts.code)
     text, code = edit(text, list(_cloze_marks(text, code)), code)
-    text, code = replace_marks(_LOGSEQ_MARK, _text_of_logseq_mark, text, code)
-    return replace_marks(_EMPTY_BULLET, lambda mark, text: "", text, code)[0]
+    marks = _LOGSEQ_MARK.finditer(masked(text, code))
+    text, code = edit(text, [(*mark.span(), _text_of_logseq_mark(mark, text)) for mark in marks], code)
+    return edit(text, [(*bullet.span(), "") for bullet in _EMPTY_BULLET.finditer(masked(text, code))], code)[0]
 
 
 def page_properties(text: str) -> str:
