@@ -12,6 +12,7 @@ Prints one line of JSON with counts; ends with a traceback if a version that exi
 
 import errno
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -437,6 +438,7 @@ def crowd(folder: Path, seconds: float) -> dict:
 
 
 def main() -> None:
+    importlib.import_module("sebp_edge.basics.weights")  # else each child would import torch
     mode, folder, *rest = sys.argv[1:]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
