@@ -13,7 +13,7 @@ from typing import BinaryIO
 from sebp_edge.reading import formats
 from sebp_edge.reading.formats.encodings import decode_bytes
 from sebp_edge.reading.formats.html import html_text
-from sebp_edge.reading.formats.joplin_notion import ENCRYPTED, NO_NOTE
+from sebp_edge.reading.formats.joplin_notes import ENCRYPTED, NO_NOTE
 from sebp_edge.reading.formats.notes import joplin_note
 from sebp_edge.reading.formats.xml_parts import Attributes, Deadline, Handler, feed, xml_faults
 from sebp_edge.values.documents import NotRead, Unreadable, unix_newlines

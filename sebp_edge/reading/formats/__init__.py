@@ -4,10 +4,10 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
 coverage                 how many words of a file its reader has not read
-notes                    Markdown: front_matter finds what is not text, obsidian_logseq and joplin_notion read marks
+notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
 mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
-org_rst                  Org and reStructuredText files
+org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx                     Word files: docx_text their text, docx_fields their fields, docx_styles headings and lists
 odt                      OpenDocument texts; `xml_parts` reads XML for these and for Word files
@@ -31,9 +31,10 @@ from sebp_edge.reading.formats.mdx import read_mdx
 from sebp_edge.reading.formats.notebook import read_notebook
 from sebp_edge.reading.formats.notes import read_note
 from sebp_edge.reading.formats.odt import read_odt
-from sebp_edge.reading.formats.org_rst import read_org, read_rst
+from sebp_edge.reading.formats.org import read_org
 from sebp_edge.reading.formats.pdf import read_pdf
 from sebp_edge.reading.formats.record_files import Read, read_csv, read_json
+from sebp_edge.reading.formats.rst import read_rst
 from sebp_edge.reading.formats.rtf import read_rtf
 from sebp_edge.reading.vaults import Vault
 from sebp_edge.values.documents import Unreadable, printable

@@ -9,24 +9,11 @@ from sebp_edge.reading.edits import Edit, edit
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.front_matter import front_matter
 from sebp_edge.reading.formats.html import html_text
-from sebp_edge.reading.formats.joplin_notion import (
-    JOPLIN,
-    JOPLIN_MARK,
-    NOTION,
-    NOTION_MARK,
-    find_metadata,
-    is_notion_page,
-    read_links,
-    without_properties,
-)
+from sebp_edge.reading.formats.joplin_notes import JOPLIN, JOPLIN_MARK, find_metadata, read_links
+from sebp_edge.reading.formats.logseq import LOGSEQ, page_properties, read_as_logseq
 from sebp_edge.reading.formats.markdown import COMMON, entities, find_parts
-from sebp_edge.reading.formats.obsidian_logseq import (
-    LOGSEQ,
-    OBSIDIAN,
-    page_properties,
-    read_as_logseq,
-    read_as_obsidian,
-)
+from sebp_edge.reading.formats.notion import NOTION, NOTION_MARK, is_notion_page, without_properties
+from sebp_edge.reading.formats.obsidian import OBSIDIAN, read_as_obsidian
 from sebp_edge.reading.vaults import Vault
 from sebp_edge.values.documents import NotRead, Unreadable, unix_newlines
 

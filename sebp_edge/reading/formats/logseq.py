@@ -1,7 +1,4 @@
-"""Reads the marks in notes of Obsidian and Logseq as a person sees them, and links as their text.
-
-No embeds, queries, properties, templates or ids of blocks are read.
-"""
+"""Reads the marks of Logseq's notes as a person sees them: links as their text; no properties, queries or templates."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -11,69 +8,9 @@ from itertools import accumulate
 from sebp_edge.reading.edits import Edit, Span, edit, masked
 from sebp_edge.reading.formats.markdown import Parts, Syntax
 
-# Blocks that Obsidian replaces with their result.
-_QUERIES = {"dataview", "dataviewjs", "tasks", "query", "base"}
-# Within a line, code that begins with "=" is a query of Dataview only if it asks for notes or dates.
-_INLINE_QUERY = re.compile(r"`+\s*\$?=(?=[^\n]*(?:\b(?:this|dv)\.|\[\[|\bdate\())")
-_EMBED = r"!\[\[[^\[\]\n]*\]\]"
-_CALLOUT = r"\[![\w|-]{1,40}\][+-]?"
-_OBSIDIAN_MARK = re.compile(
-    rf"""
-    (?=[ \t!\[>^])                                                # all begin so; at most places this is enough
-    (?:
-      (?P<embeds>^[ \t]*(?:{_EMBED}[ \t]*)+(?:\n|\Z) | {_EMBED})
-    | \[\[(?P<link>[^\[\]\n]+)\]\]
-    | ^(?P<quote>(?:[ ]{{0,3}}>){{1,9}}[ \t]*){_CALLOUT}(?:[ \t]*\n|[ \t]+(?P<title>(?=\S)))
-    | (?:^|[ \t])\^[A-Za-z0-9-]{{1,40}}[ \t]*$                     # the id of a block
-    )
-    """,
-    re.VERBOSE | re.MULTILINE,
-)
-_OBSIDIAN_MARKS = re.compile(
-    rf"\[\[|\[!|(?:^|[ \t])\^|`\s*\$?=|[`~]{{3}}[ \t]*(?i:{'|'.join(sorted(_QUERIES))})", re.MULTILINE
-)
-OBSIDIAN = Syntax(comments=("<!--", "%%"), has_maths=True, marks=_OBSIDIAN_MARKS)
-
-
-def read_as_obsidian(text: str, parts: Parts, comments: list[Edit]) -> str:
-    """Returns a note's text without comments and marks."""
-    text, code = edit(text, [*comments, *_queries(text, parts)], parts.code)
-    marks = _OBSIDIAN_MARK.finditer(masked(text, code))
-    return edit(text, [(*mark.span(), _text_of_obsidian_mark(mark, text)) for mark in marks], code)[0]
-
-
-def _queries(text: str, parts: Parts) -> Iterator[Edit]:
-    for (begin, end), language in parts.fenced:
-        if language in _QUERIES:
-            yield begin, end, ""
-    for begin, end in parts.inline:
-        if _INLINE_QUERY.match(text, begin, end):
-            yield begin, end, ""
-
-
-def _text_of_obsidian_mark(mark: re.Match, text: str) -> str:
-    if mark["link"]:
-        return _text_of_link(text[slice(*mark.span("link"))])
-    # A callout without a title is a plain quote.
-    return mark["quote"] if mark["title"] is not None else ""
-
-
-def _text_of_link(link: str) -> str:
-    """Returns what a link shows: its alias, or the name of its note and heading."""
-    # In tables, the bar is escaped.
-    target, _, alias = link.replace("\\|", "|").partition("|")
-    if alias.strip():
-        return alias.strip()
-    note, *headings = target.split("#")
-    names = [note.rpartition("/")[2].removesuffix(".md"), *(name for name in headings if not name.startswith("^"))]
-    return " > ".join(name.strip() for name in names if name.strip())
-
-
-# ------------------------------------------------------------------------------------------- Logseq
-
 # Properties, macros, references, queries, drawers, planning and empty blocks.
-_LOGSEQ_MARKS = re.compile(r"::|[{(\[]{2}|#\+|^[ \t]*:\w+:|:[ \t]*[<\[]|^[ \t]*[-*][ \t]*$", re.MULTILINE)
-LOGSEQ = Syntax(has_maths=True, has_indented_code=False, marks=_LOGSEQ_MARKS)
+_MARKS = re.compile(r"::|[{(\[]{2}|#\+|^[ \t]*:\w+:|:[ \t]*[<\[]|^[ \t]*[-*][ \t]*$", re.MULTILINE)
+LOGSEQ = Syntax(has_maths=True, has_indented_code=False, marks=_MARKS)
 
 # What stands in a mark; it may have braces itself, as in LaTeX.
 _INNER = r"(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*+\})*+\})*+"
@@ -84,7 +21,7 @@ _MACROS = (
     "embed|query|renderer|namespace|function|cards|youtube|youtube-timestamp|video|vimeo|bilibili|tweet|twitter|"
     "zotero-imported-file|zotero-linked-file"
 )
-_LOGSEQ_MARK = re.compile(
+_MARK = re.compile(
     rf"""
       \{{\{{[ \t]*(?:\[\[)?(?:{_MACROS})\b{_INNER}\}}\}}
     | !?\(\([0-9a-fA-F-]{{36}}\)\)                                 # a reference to a block
@@ -112,8 +49,8 @@ def read_as_logseq(text: str, parts: Parts, comments: list[Edit]) -> str:
     """Returns a note's text without comments and marks."""
     text, code = edit(text, [*comments, *_Outline(text, parts).dropped()], parts.code)
     text, code = edit(text, list(_cloze_marks(text, code)), code)
-    marks = _LOGSEQ_MARK.finditer(masked(text, code))
-    text, code = edit(text, [(*mark.span(), _text_of_logseq_mark(mark, text)) for mark in marks], code)
+    marks = _MARK.finditer(masked(text, code))
+    text, code = edit(text, [(*mark.span(), _text_of(mark, text)) for mark in marks], code)
     return edit(text, [(*bullet.span(), "") for bullet in _EMPTY_BULLET.finditer(masked(text, code))], code)[0]
 
 
@@ -129,7 +66,7 @@ def _cloze_marks(text: str, code: list[Span]) -> Iterator[Edit]:
         yield cloze.end("words"), cloze.end(), ""
 
 
-def _text_of_logseq_mark(mark: re.Match, text: str) -> str:
+def _text_of(mark: re.Match, text: str) -> str:
     if mark["link"]:
         return text[slice(*mark.span("link"))].replace("[[", "").replace("]]", "").strip()
     return text[slice(*mark.span("label"))] if mark["label"] else ""

@@ -1,10 +1,9 @@
-"""Reads Org files (Emacs, Org-roam) and reStructuredText, without their comments and what only programs read."""
+"""Reads Org files (Emacs, Org-roam): their text, without what only Emacs reads."""
 
 import re
 from bisect import bisect_right
 from pathlib import Path
 
-from sebp_edge.reading.edits import edit
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.values.documents import NotRead, unix_newlines
 
@@ -19,7 +18,7 @@ _END = re.compile(r"[ \t]*:END:[ \t]*$", re.IGNORECASE)
 _OF_EMACS = {"PROPERTIES", "LOGBOOK"}
 # Settings such as #+TITLE:, and a heading's planning.
 _NOT_TEXT = re.compile(r"[ \t]*(?:#\+[\w-]+(?:\[[^\]]*\])?:|(?:SCHEDULED|DEADLINE|CLOSED):[ \t]*[<\[])")
-_ORG_COMMENT = re.compile(r"[ \t]*#(?:[ \t]|$)")
+_COMMENT = re.compile(r"[ \t]*#(?:[ \t]|$)")
 _INLINE_COMMENT = re.compile(r"@@comment:.*?@@")
 _BLOCK = re.compile(r"[ \t]*#\+BEGIN_(\w+)", re.IGNORECASE)
 _BLOCK_END = re.compile(r"[ \t]*#\+END_(\w+)[ \t]*$", re.IGNORECASE)
@@ -57,7 +56,7 @@ class _OrgFile:
         while number < len(self._lines):
             line, begin = self._lines[number], number
             number += 1
-            is_comment = bool(_ORG_COMMENT.match(line))
+            is_comment = bool(_COMMENT.match(line))
             heading, drawer, block = _HEADING.match(line), _DRAWER.match(line), _BLOCK.match(line)
             if heading and heading["comment"]:
                 number = self._end_of_section(begin, len(heading[1]))
@@ -97,29 +96,3 @@ class _OrgFile:
             if len(_HEADING.match(self._lines[number])[1]) <= level:
                 return number
         return len(self._lines)
-
-
-# Explicit markup that is none of a directive, target, footnote or substitution, and the indented lines below it. Marks
-# that are indented may stand in code.
-_RST_COMMENT = re.compile(
-    r"^\.\.(?:[ \t]+(?!\S*[\w\"'`]::(?:\s|$)|_|\[[^\]\n]+\]|\|)\S.*|(?=\n[ \t]+\S))(?:\n(?:[ \t]*\n)*[ \t]+\S.*)*",
-    re.MULTILINE,
-)
-
-
-def read_rst(path: Path) -> list[str | NotRead]:
-    """Returns the text, and what was not read.
-
-    Raises:
-        Unreadable: see `decode`.
-    """
-    text = unix_newlines(decode(path))
-    comments = [comment.span() for comment in _RST_COMMENT.finditer(text) if _may_follow(text, comment.start())]
-    text, _ = edit(text, [(*span, "") for span in comments], [])
-    return [text, NotRead(f"comments: {len(comments):,}")] if comments else [text]
-
-
-def _may_follow(text: str, position: int) -> bool:
-    """Returns whether a comment may begin at a line: after nothing, a blank line, or other explicit markup."""
-    before = text[text.rfind("\n", 0, max(0, position - 1)) + 1 : position]
-    return not before.strip() or before.startswith(("..", " ", "\t"))
