@@ -5,14 +5,12 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 exporter, target_folder
                        the main path: an adapter in, a verified folder out, written whole or not at all
 formats, export_result
-                       how each format is written and read back; what an export reports
+                       how each format is written and read back; what an export tells and returns
 source, model_weights  the adapter and its base model; the weights with it merged in, a tensor at a time
 settings               writes a merged model's config and tokenizer, and checks what other programs read in them
 gguf_file              writes and reads GGUF files
 gguf_tokenizer         what GGUF calls a tokenizer's rules and tokens
-mlx                    writes an adapter as mlx-lm reads it
 ollama                 recognises chat templates and writes Modelfiles
 read_back              compares what other programs compute with the exported folder with what it should compute
-export_progress        tells how far an export is, and lets it be stopped
 child                  runs programs in child processes: llama_cpp and mlx_lm
 """

@@ -1,8 +1,26 @@
-"""What an export reports."""
+"""What an export tells while it runs, and what it returns."""
 
 from dataclasses import asdict, dataclass
 
+from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import gigabytes
+from sebp_edge.events import Sink, TensorWritten, silent
+
+
+@dataclass(frozen=True)
+class ExportProgress:
+    """Tells how far an export is, and lets it be stopped.
+
+    Attributes:
+        on_event, check: may raise to stop.
+    """
+
+    on_event: Sink = silent
+    check: Check = lambda: None
+
+    def written(self, number: int, total: int) -> None:
+        """Says that so many of all tensors or files are written."""
+        self.on_event(TensorWritten(number, total))
 
 
 @dataclass(frozen=True)

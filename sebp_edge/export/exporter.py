@@ -8,8 +8,7 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError, OptionError, suggest
 from sebp_edge.events import Notice, Sink
-from sebp_edge.export.export_progress import ExportProgress
-from sebp_edge.export.export_result import ExportResult, GainKept
+from sebp_edge.export.export_result import ExportProgress, ExportResult, GainKept
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.llama_cpp import K_QUANTS, find_program

@@ -4,6 +4,7 @@ Each is read back by its own program if that is installed, and else by this pack
 files with those that were meant.
 """
 
+import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -11,17 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sebp_edge.ask.wording import plain_question
-from sebp_edge.basics.weights import DTYPES, WeightsFile, write_tensors
+from sebp_edge.basics.files import read_json
+from sebp_edge.basics.weights import DTYPES, WeightsFile, read_weights, write_tensors
 from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.lora import LoraFactors, read_factors
 from sebp_edge.engine.models.older_names import has_older_names
 from sebp_edge.errors import ExportError
 from sebp_edge.export import llama_cpp, mlx_lm
 from sebp_edge.export.child import Predicted
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.gguf_file import (
     BITS,
     dequantised,
@@ -34,7 +37,6 @@ from sebp_edge.export.gguf_file import (
 )
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.llama_cpp import K_QUANTS, requantise
-from sebp_edge.export.mlx import read_adapter, write_adapter
 from sebp_edge.export.model_weights import Read
 from sebp_edge.export.ollama import RAW, modelfile
 from sebp_edge.export.read_back import Agreement, BaseComparison, agreement, check_agreement, check_tokens, likeliest
@@ -294,7 +296,7 @@ class GgufLora(Format):
 
 
 class Mlx(Format):
-    """The adapter as mlx-lm reads it."""
+    """The adapter as mlx-lm reads it, with `mlx_lm.generate --adapter-path`: its matrices are the transposed ones."""
 
     is_adapter = True
 
@@ -305,7 +307,23 @@ class Mlx(Format):
         check_for_mlx_lm(source)
 
     def write(self, folder: Path, progress: ExportProgress) -> None:
-        write_adapter(folder, self._source.weights.factors, self._source.config.num_hidden_layers)
+        factors, tensors = self._source.weights.factors, {}
+        for name, (lora_A, lora_B) in factors.matrices.items():
+            layer = name.removesuffix(".weight")
+            tensors[f"{layer}.lora_a"] = lora_A.T.contiguous()
+            tensors[f"{layer}.lora_b"] = lora_B.T.contiguous()
+        save_file(tensors, folder / "adapters.safetensors", metadata={"format": "mlx"})
+        config = {
+            "fine_tune_type": "lora",
+            "num_layers": self._source.config.num_hidden_layers,
+            "lora_parameters": {
+                "rank": factors.r,
+                "scale": factors.scale,
+                "dropout": 0.0,
+                "keys": sorted({_path_in_block(name) for name in factors.matrices}),
+            },
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         progress.written(1, 1)
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
@@ -318,7 +336,11 @@ class Mlx(Format):
         yield from mlx_lm.what_it_lacks(self._source.config)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._factors(read_adapter(folder))
+        tensors = read_weights(folder / "adapters.safetensors")
+        layers = {name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")}
+        matrices = {f"{layer}.weight": (tensors[f"{layer}.lora_a"].T, tensors[f"{layer}.lora_b"].T) for layer in layers}
+        lora = read_json(folder / "adapter_config.json")["lora_parameters"]
+        return self._factors(LoraFactors(lora["rank"], lora["scale"] * lora["rank"], matrices))
 
 
 # By name; those that are quantised also take a quantisation.
@@ -345,3 +367,10 @@ def _compare(
     same = agreement(expected or comparison.expected, found, comparison.texts.rows)
     check_agreement(program, same, quant)
     return ReadBack(program, same, loss)
+
+
+def _path_in_block(name: str) -> str:
+    """Returns a layer's path within its block, as `self_attn.q_proj`."""
+    path = name.removesuffix(".weight").split(".")
+    number = next(position for position, part in enumerate(path) if part.isdigit())
+    return ".".join(path[number + 1 :])

@@ -27,7 +27,7 @@ from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import quantisation_of_head
 from sebp_edge.engine.models.lora import LoraFactors
 from sebp_edge.errors import ExportError
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.model_weights import MergedWeights, Read
 
 # From the smallest to the largest, by bits a weight.
@@ -39,13 +39,7 @@ _ROWS = 4096
 
 
 def write_model(
-    path: Path,
-    name: str,
-    model: GgufModel,
-    tokenizer,
-    weights: MergedWeights,
-    quantisation: str,
-    progress: ExportProgress,
+    path: Path, name: str, model: GgufModel, tokenizer, weights: MergedWeights, quant: str, progress: ExportProgress
 ) -> None:
     """Writes a model; holds one tensor in memory at a time.
 
@@ -53,12 +47,12 @@ def write_model(
         name: the model's name in the file.
         progress: is told of each tensor; may raise to stop.
     """
-    kinds = {each: kind_of(each, shape, quantisation, weights.shapes) for each, shape in weights.shapes.items()}
+    kinds = {each: kind_of(each, shape, quant, weights.shapes) for each, shape in weights.shapes.items()}
     extra = list(model.extra_tensors())
     with closing(GGUFWriter(path, model.arch)) as writer:
         writer.add_type(GGUFType.MODEL)
         writer.add_name(name)
-        writer.add_file_type(_FILE_TYPES[quantisation])
+        writer.add_file_type(_FILE_TYPES[quant])
         writer.add_quantization_version(GGML_QUANT_VERSION)
         model.add_settings(writer)
         tokenizer.add(writer)

@@ -20,7 +20,7 @@ from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.errors import ExportError, TextsError
 from sebp_edge.export.child import TOP, Predicted
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.model_weights import Read
 from sebp_edge.export.source import Source
 from sebp_edge.lessons.examples import encode
@@ -77,9 +77,8 @@ class BaseComparison:
 
     def __init__(self, source: Source, reading: Reading | None, progress: ExportProgress):
         self._source, self.progress = source, progress
-        self._base = load_base_model(
-            source.reference, Recipe.load("notes").replace(load_in_4bit=False), CPU, progress.check
-        )
+        recipe = Recipe.load("notes").replace(load_in_4bit=False)
+        self._base = load_base_model(source.reference, recipe, CPU, progress.check)
         progress.check()
         self.texts = _texts(source, self._base, reading)
         self.loss_base = self._loss(self.model)
@@ -127,10 +126,8 @@ class BaseComparison:
         return self._log_probabilities(model), self._loss(model)
 
     def _loss(self, model: nn.Module) -> float:
-        collator = Collator(self.texts.context_length, self._base.pad_token_id)
-        with scoring(
-            model, self.texts.examples, collator, CPU, self.progress.on_event, check=self.progress.check
-        ) as losses:
+        collator, told = Collator(self.texts.context_length, self._base.pad_token_id), self.progress
+        with scoring(model, self.texts.examples, collator, CPU, told.on_event, check=told.check) as losses:
             return losses().mean
 
     @torch.no_grad()

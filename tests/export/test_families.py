@@ -17,7 +17,7 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import ExportError
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.gguf_file import dequantised, quantised, write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.model_weights import MergedWeights

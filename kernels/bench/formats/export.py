@@ -31,7 +31,7 @@ from sebp_edge.engine.models.fingerprint import fingerprint
 from sebp_edge.engine.models.loading import BaseModel, local_tokenizer, model_from_config, without_progress_bars
 from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.events import silent
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.source import Source
 from sebp_edge.store.record import RECORD, AdapterRecord

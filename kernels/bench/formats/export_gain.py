@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.exporter import measure
 from sebp_edge.export.formats import Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS

@@ -30,7 +30,7 @@ from sebp_edge.engine.models.fingerprint import file_fingerprint
 from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import TYPES, QuantType, dequantise
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.gguf_file import write_model
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 

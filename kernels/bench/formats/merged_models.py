@@ -30,7 +30,7 @@ from formats.export import write_adapter
 from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model, local_tokenizer, without_progress_bars
-from sebp_edge.export.export_progress import ExportProgress
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.formats import Merged
 from sebp_edge.export.mlx_lm import what_it_lacks
 from sebp_edge.export.read_back import CPU, BaseComparison
