@@ -48,7 +48,7 @@ from sebp_edge.engine.sparse.rows import buckets
 from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.lessons.template_child import Renderer
-from sebp_edge.machine import process
+from sebp_edge.machine import devices, process
 from sebp_edge.ops import backend, choices
 from sebp_edge.ops.tiles import Tiles
 from sebp_edge.run import giving_way
@@ -139,8 +139,9 @@ def process_memory(monkeypatch):
 
 @pytest.fixture
 def mains(monkeypatch):
-    """The mains power of this machine, which tests can cut; it is looked at all the time."""
-    state = SimpleNamespace(power_plugged=True)
+    """The mains power of this machine, which tests can cut; it is looked at all the time; host memory is all free."""
+    state, memory = SimpleNamespace(power_plugged=True), devices.total_host_memory()
+    monkeypatch.setattr(devices, "free_host_memory", lambda: memory)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
     monkeypatch.setattr(giving_way, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(giving_way, "POLL_SECONDS", 0.001)
