@@ -55,28 +55,28 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_741
+MAX_LINES = 50_676
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_545,
     "ask": 1_039,
-    "basics": 948,
+    "basics": 945,
     "basics.pages": 304,
     "cli": 2_948,
     "engine": 9,
     "engine.memory": 1_647,
-    "engine.models": 4_671,
+    "engine.models": 4_670,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_681,
-    "engine.sparse.patches": 2_555,
+    "engine.sparse.patches": 2_552,
     "engine.sparse.rows": 1_218,
-    "engine.training": 3_725,
+    "engine.training": 3_712,
     "export": 1_977,
-    "lessons": 2_258,
+    "lessons": 2_257,
     "machine": 1_007,
-    "reading": 6_817,
+    "reading": 6_798,
     "research": 1_764,
-    "run": 6_040,
-    "serve": 2_971,
+    "run": 6_019,
+    "serve": 2_967,
     "store": 3_030,
     "values": 1_419,
 }
