@@ -55,10 +55,10 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_676
+MAX_LINES = 50_682
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_545,
-    "ask": 1_039,
+    "ask": 1_045,
     "basics": 945,
     "basics.pages": 304,
     "cli": 2_948,

@@ -7,7 +7,8 @@ passages, index    documents -> passages; a question -> the best of them
 searched_texts     the index of texts; reads again only those that have changed
 answer             whether there is an answer; a reply, or a quotation in its place
 wording            questions below passages, as a conversation with the model
-practice           the bundled notes, the questions about them, and examples of these to train on
+practice           the bundled notes, and the questions about them
+practice_examples  practice notes -> examples to train on; apart, since choosing a recipe needs no numpy
 make_quiz          practice notes -> the questions that the gate asks
 general_texts      general text, chat, questions and sentences: what to train on, and what the model could before
 """

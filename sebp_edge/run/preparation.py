@@ -5,7 +5,7 @@ from functools import partial
 
 from sebp_edge.ask.general_texts import general_examples
 from sebp_edge.ask.make_quiz import make_quiz
-from sebp_edge.ask.practice import encode_practice
+from sebp_edge.ask.practice_examples import encode_practice
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.choosing import fill_free_memory, make_plan
