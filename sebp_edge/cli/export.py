@@ -24,7 +24,7 @@ def export(
         typer.Option(
             metavar="QUANT",
             help="For gguf and ollama: q4_0, q4_1, q5_0, q5_1, q8_0, bf16, f16, by default q8_0; "
-            " q4_k_m and the like with llama-quantize on the path; smallest, with --texts.",
+            "q4_k_m and the like with llama-quantize on the path; smallest, with --texts.",
         ),
     ] = None,
     version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
