@@ -62,7 +62,9 @@ class _Forker:
 
     def _start(self, theirs: socket.socket) -> None:
         number = theirs.fileno()
-        self._process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number])
+        # NumPy's library would start threads when it is imported.
+        environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen([sys.executable, __file__, str(number)], pass_fds=[number], env=environment)
         atexit.register(self._end)
 
     def fork(self, request: dict, streams: list[int]) -> int:
