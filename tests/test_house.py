@@ -55,10 +55,10 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_682
+MAX_LINES = 50_702
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_545,
-    "ask": 1_045,
+    "ask": 1_054,
     "basics": 945,
     "basics.pages": 304,
     "cli": 2_948,
@@ -75,7 +75,7 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_007,
     "reading": 6_798,
     "research": 1_764,
-    "run": 6_019,
+    "run": 6_030,
     "serve": 2_967,
     "store": 3_030,
     "values": 1_419,

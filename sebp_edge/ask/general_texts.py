@@ -1,33 +1,20 @@
-"""Bundled general text, chat, questions and sentences.
-
-The base model teaches the adapter to predict some of them as it does itself. Others tell what a model could before a
-training: endings that fit one of two beginnings, and not the other. Two neighbours in a file are an item: each is a
-right text, and a wrong one with the ending of the other. A model knows the item if the right two are likelier,
-together, than the wrong two. Since these have the same endings, it does not matter how likely it holds an ending by
-itself, and it knows half of the items by guessing.
-"""
+"""Bundled general texts: those on which the base model teaches the adapter to predict as it does, and questions."""
 
 import random
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 
 from sebp_edge.ask.wording import with_answers
 from sebp_edge.lessons.examples import encode
-from sebp_edge.values.documents import Content, Document
+from sebp_edge.values.documents import Document
 from sebp_edge.values.example import NO_DOCUMENT, Example
 
 FOLDER = Path(__file__).parent / "general"
 TEXTS, CHAT = FOLDER / "texts.txt", FOLDER / "chat.txt"
-GENERAL, LANGUAGE = FOLDER / "questions.txt", FOLDER / "language.txt"
-# The most items of a probe. Losing six of them, and gaining none, is more than chance.
-MAX_ITEMS = 40
+GENERAL = FOLDER / "questions.txt"
 _SEPARATOR = "\n<|text|>\n"
-_SENTENCE = re.compile(r"(.*)\[(.+)\|(.+)\](.*)")
-
-Item = tuple[Content, Content, Content, Content]  # a right text, a wrong one, and the same of its neighbour
 
 
 def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int) -> list[Example]:
@@ -64,22 +51,3 @@ def general_questions() -> Iterator[tuple[str, tuple[str, ...]]]:
     for line in GENERAL.read_text(encoding="utf-8").splitlines():
         question, answers = line.split("|")
         yield question, tuple(answers.split("/"))
-
-
-def language_items() -> Iterator[Item]:
-    """Yields sentences beside the same with a mistake."""
-    for sentences in _neighbours(LANGUAGE.read_text(encoding="utf-8").splitlines()):
-        parts = [_SENTENCE.fullmatch(sentence).groups() for sentence in sentences]
-        yield tuple(f"{begin}{ending}{end}" for begin, *endings, end in parts for ending in endings)
-
-
-def fact_items(tokenizer) -> Iterator[Item]:
-    """Yields general questions as a user asks them, with their answers beside their neighbours'."""
-    for (question, (answer, *_)), (other, (wrong, *_)) in _neighbours(general_questions()):
-        asked = ((question, answer), (question, wrong), (other, wrong), (other, answer))
-        yield tuple(with_answers([each], tokenizer) for each in asked)
-
-
-def _neighbours(lines: Iterable) -> Iterator[tuple]:
-    lines = iter(lines)
-    return islice(zip(lines, lines, strict=False), MAX_ITEMS)

@@ -13,8 +13,8 @@ preparation       encodes texts, decides how the training begins, makes schedule
 model_in_use      the base model in memory, and the adapter on it
 texts_comparison  the texts, model and recipe beside those of the active version; proposes another name for others
 unchanged         the result if there is nothing new; imports no torch
-start             the version that a training learns on from, its lessons, or why there is none; what a version knows of
-                  its texts, for the next one
+start             the version that a training learns on from, its lessons, or why there is none
+version_texts     what a version knows of its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 samples           continues the beginnings of a few documents, before and after
 probing           measures general text, language and facts, before and after

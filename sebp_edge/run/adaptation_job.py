@@ -21,7 +21,8 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.call import Call
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
-from sebp_edge.run.start import VersionTexts, latest_history, version_with_history
+from sebp_edge.run.start import latest_history, version_with_history
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of, read_history, write_history

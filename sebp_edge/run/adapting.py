@@ -38,8 +38,9 @@ from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
-from sebp_edge.run.start import StartingPoint, VersionTexts
+from sebp_edge.run.start import StartingPoint
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work_ahead import (
     ATTACH,
     SAVE,

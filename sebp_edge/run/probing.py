@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
-from sebp_edge.ask.general_texts import Item, fact_items, language_items
+from sebp_edge.ask.probes import Item, fact_items, language_items
 from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions

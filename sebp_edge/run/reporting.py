@@ -17,7 +17,7 @@ from sebp_edge.engine.training.loop import TrainingProgress
 from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.probing import Probed
-from sebp_edge.run.start import VersionTexts
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.training_report import (
     CopiedRun,

@@ -14,7 +14,7 @@ from sebp_edge.engine.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import SebpEdgeError, StorageError
 from sebp_edge.run.reporting import Report
-from sebp_edge.run.start import VersionTexts
+from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, write_history

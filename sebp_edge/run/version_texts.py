@@ -1,0 +1,57 @@
+"""What a version knows of its texts, so that the next adaptation can learn on from it."""
+
+from dataclasses import dataclass, field
+
+from sebp_edge.engine.models.files_digest import files_digest
+from sebp_edge.run.start import StartingPoint
+from sebp_edge.store.history import Entry
+from sebp_edge.store.known_texts import KnownTexts
+from sebp_edge.store.where import Where
+from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.lessons import Lessons
+from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.reading import Reading
+from sebp_edge.values.remembered import SplitHistory
+
+
+@dataclass(frozen=True)
+class VersionTexts:
+    """What a version knows of its texts; nothing outside the store, whose salt is in it.
+
+    Attributes:
+        history: the documents that it knows, and those whose split it remembers.
+        known: the texts that it has learnt; None if its training was stopped.
+        entries: what the list of documents says of those that it knows although they are gone, by key.
+        learnt_on_from: the version that it learnt on from; None if it began at the base model.
+        lessons: what was trained on then; None if it began at the base model.
+    """
+
+    history: SplitHistory | None = None
+    known: KnownTexts | None = None
+    entries: dict[int, Entry] = field(default_factory=dict)
+    learnt_on_from: int | None = None
+    lessons: Lessons | None = None
+    where: Where = field(default_factory=Where)
+
+    @classmethod
+    def of(
+        cls, reading: Reading, dataset: Dataset, starting_point: StartingPoint, reference: ModelReference
+    ) -> "VersionTexts":
+        """Returns what a version in the store knows."""
+        salt = dataset.draw.history.salt
+        keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.draw.fingerprints.items()}
+        texts = {document.hash(salt): keys.get(number, "") for number, document in enumerate(reading.documents)}
+        history, gone, entries = dataset.draw.history, {}, {}
+        groups = (reading.folders,)
+        if starting_point.start is not None:
+            history = history.learnt_on_from(starting_point.start.history)
+            entries = starting_point.start.entries
+            known = starting_point.start.comparison.known
+            gone = known.still_known(texts, (f"{key:016x}" for key in starting_point.lessons.gone))
+            if gone:
+                groups += starting_point.start.where.earlier_than(reading.folders)
+        elif starting_point.forgets:
+            history = SplitHistory(history.known, history.salt)
+        known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
+        where = Where(texts=tuple(filter(None, groups)))
+        return cls(history, known, entries, starting_point.version, starting_point.lessons, where)
