@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.basics.files import expand_user
+from sebp_edge.basics.interruptions import Interruptions
+from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
@@ -17,28 +18,30 @@ from sebp_edge.engine.models.completion import Completion
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.events import Sink, silent
 from sebp_edge.export.export_result import ExportResult
+from sebp_edge.export.exporter import check_options, export
 from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import Politeness
+from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.run import exporting, generating, resuming, verify_forgotten
-from sebp_edge.run.call import Call, OneCall
+from sebp_edge.run import generating, resuming, verify_forgotten
+from sebp_edge.run.conditions import absent_gpu
 from sebp_edge.run.forgetting import Forgetting
 from sebp_edge.run.giving_way import GivingWay
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink
+from sebp_edge.run.model_call import ModelCall, OneCall
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
-from sebp_edge.run.preparation import plan_for
+from sebp_edge.run.phases import phases_of_export, phases_of_inspection
+from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.erasure import Receipt
+from sebp_edge.store.names import is_plain
 from sebp_edge.store.record import AdapterRecord
-
-if TYPE_CHECKING:
-    from sebp_edge.research.analysis.analysis import Analysis
 
 
 class Personalizer(AbstractContextManager["Personalizer"]):
@@ -133,7 +136,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         """
         place = Place(self.store, name or self.recipe.default_name, None if out is None else expand_user(out))
         options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             return resuming.run_with_waits(call, texts, partial(resuming.run_adapt, call, place, texts, options))
 
     def forget(
@@ -166,13 +169,13 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             TrainingStopped: as for `adapt`; nothing is forgotten after an error.
         """
         options = {"near_duplicates": near_duplicates, "activate_anyway": activate_anyway}
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             run = partial(resuming.run_forget, call, Place(self.store, name), documents, texts, options, on_found)
             return resuming.run_with_waits(call, texts, run)
 
     def verify_forgotten(self, texts=None, *, name="default", stop_when: threading.Event | None = None) -> Verification:
         """Verifies the newest receipt of `forget`, which takes a training on the documents that remain, on the CPU."""
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             return verify_forgotten.run_verify(call, Place(self.store, name), texts)
 
     def resume(
@@ -190,7 +193,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             changed: what to do if documents have changed or are gone: "refuse"; "without", to go on without them,
                 though it knows what it has learnt of them; or "again", to start over in any case.
         """
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             run = partial(resuming.resume, call, self.store.jobs.get(job), texts, changed)
             return resuming.run_with_waits(call, texts, run)
 
@@ -236,26 +239,18 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         is for an NVIDIA GPU with bf16 and unknown speed, in a host with enough memory; `device` is ignored.
         """
         with self._calls.beside(self._make_call, stop_when) as call:
-            return plan_for(call, texts, name, gpu)
+            absent = absent_gpu(gpu, self.memory_budget)
+            preparation = Preparation.under(call, texts, name)
+            return preparation.plan_for_owner(call.conditions(absent))
 
     def inspect(self, texts=None, *, name: str | None = None, stop_when: threading.Event | None = None) -> Inspection:
         """Shows what `adapt` would do with `texts`: what is read, the split, examples, memory and time, what to expect.
 
         Loads no weights and changes nothing. Texts that `adapt` would refuse are inspected too (see `refusal`).
         """
-        with self._begin(stop_when) as call:
-            return Inspection.of(call, texts, name or self.recipe.default_name)
-
-    def analyze(self, texts, *, examples: int = 16, stop_when: threading.Event | None = None) -> "Analysis":
-        """Measures how sparse the base model's gradients are on `texts`, without an adapter; changes nothing.
-
-        The seed draws at most so many examples. The model may also be a local folder with an encoder (BERT, RoBERTa,
-        DistilBERT). Its loss is that of classes drawn by the seed; a head that it lacks gets random weights.
-        """
-        from sebp_edge.research.analysis.analysis import analyze_gradients  # only researchers need it
-
-        with self._begin(stop_when) as call:
-            return analyze_gradients(call, texts, examples)
+        with self.begin_call(stop_when) as call:
+            call.job.begin(phases_of_inspection())
+            return Inspection.of(Preparation.under(call, texts, name), call.conditions())
 
     def generate(
         self,
@@ -289,7 +284,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             Interrupted: the call was stopped, or Ctrl-C was pressed; its `text` is what was generated so far.
         """
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed)
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             return generating.generate(call, prompt, AdapterChoice(adapter, version), sampling, on_text)
 
     def complete(
@@ -313,7 +308,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             max_new_tokens: the most tokens to compute after the word that is completed.
             min_probability: of the words together, by the model: that the text goes on with just these.
         """
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             choice = AdapterChoice(adapter, version)
             return generating.complete(call, before, choice, max_new_tokens, min_probability, on_text)
 
@@ -343,7 +338,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             on_text: receives the model's reply before it is compared: see `Answer.quoted`.
         """
         greedy, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
-        with self._begin(stop_when) as call:
+        with self.begin_call(stop_when) as call:
             return generating.ask(call, question, self._searched, texts, before, choice, greedy, num_passages, on_text)
 
     def export(
@@ -373,21 +368,53 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         Raises:
             ExportError: it cannot be written in this format, or the files compute something else. Nothing is left then.
         """
-        with self._begin(stop_when) as call:
-            return exporting.export_adapter(call, adapter, version, to, format, quant, texts)
+        with self.begin_call(stop_when) as call:
+            quant = check_options(format, quant, has_texts=texts is not None)
+            call.job.begin(phases_of_export())
+            saved = self.store.find(adapter, version)
+            reading = None if texts is None else read_texts(texts, progress=call.progress)
+            self.in_use.release()
+            name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
+            result = export(
+                name,
+                saved.path,
+                saved.record,
+                self.reference,
+                to,
+                format,
+                quant,
+                reading,
+                on_event=call.notify,
+                check=call.check,
+            )
+            call.remember_model_of(saved)
+            return result
 
     def load_adapter(self, adapter: str | Path, version: int | None = None) -> AdapterRecord:
         """Puts a saved adapter on the base model instead of the current one; returns its record.
 
         Raises an AdapterError if it is missing or damaged, and BaseModelMismatch if it is another base model's.
         """
-        with self._begin() as call:
+        with self.begin_call() as call:
             return call.load_adapter(adapter, version)
 
-    def _begin(self, stop_when: threading.Event | None = None) -> AbstractContextManager[Call]:
+    def begin_call(self, stop_when: threading.Event | None = None) -> AbstractContextManager[ModelCall]:
+        """Context of one call, in which no other begins; `sebp_edge.research` has calls that are no methods."""
         return self._calls.begin(self._make_call, stop_when)
 
-    def _make_call(self, signal, *others) -> Call:
-        own, job = (self.recipe, self.seed, self.store, self.me, self.memory_budget), JobSink(self.on_event)
-        giving_way = GivingWay(self.politeness, self.device, job, signal, self.while_waiting)
-        return Call(*own, job, signal, *others, self.in_use, giving_way)
+    def _make_call(self, signal: StopSignal, interruptions: Interruptions) -> ModelCall:
+        job = JobSink(self.on_event)
+        return ModelCall(
+            reference=self.reference,
+            on_gpu=self.device.type == "cuda",
+            recipe=self.recipe,
+            seed=self.seed,
+            store=self.store,
+            me=self.me,
+            budget=self.memory_budget,
+            job=job,
+            signal=signal,
+            interruptions=interruptions,
+            in_use=self.in_use,
+            giving_way=GivingWay(self.politeness, self.device, job, signal, self.while_waiting),
+        )

@@ -20,7 +20,6 @@ CALLS = {
     "plan": ("x",),
     "generate": ("x",),
     "load_adapter": ("x",),
-    "analyze": ("x",),
     "ask": ("x?", "x"),
 }
 

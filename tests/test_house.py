@@ -30,11 +30,11 @@ GROUND = {
 # What each other room uses besides. Whoever adds a name lets rooms see each other: `reading`, `lessons` and `store` see
 # no room, `engine` knows no document, name or store, and `run` brings them together.
 USES = {
-    "cli": "serve personalizer research run store ask lessons reading engine ops",
+    "cli": "research serve personalizer run store ask lessons reading engine ops",
+    "research": "personalizer run engine ops",
     "serve": "personalizer run store engine",
-    "personalizer": "research run export store ask lessons engine",
-    "research": "run engine ops",
-    "run": "export store ask lessons reading engine",
+    "personalizer": "run export store ask lessons reading engine",
+    "run": "store ask lessons reading engine",
     "export": "store ask lessons engine",
     "store": "",
     "ask": "lessons reading",
@@ -145,7 +145,7 @@ PUBLIC = {
     """,
     "sebp_edge.research": """
         ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan SemiStructured
-        Sparsified Threshold TopN learning_rates nm_sparse semi_structured sparsify
+        Sparsified Threshold TopN analyze learning_rates nm_sparse semi_structured sparsify
     """,
 }
 
@@ -178,7 +178,7 @@ OTHER_ERRORS = {
     "sebp_edge/engine/models/decoding.py": "NonFiniteLogits",
     "sebp_edge/engine/models/small_copy.py": "ValueError",
     "sebp_edge/basics/stopping.py": "PauseRequested StopRequested",
-    "sebp_edge/run/texts_call.py": "NotKnown ValueError",
+    "sebp_edge/run/conditions.py": "NotKnown",
     "sebp_edge/engine/training/checkpoint.py": "ValueError",
     "sebp_edge/engine/training/recovery.py": "MemoryError",
     # Internal calls with wrong arguments, which no user can cause.

@@ -41,6 +41,7 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
+from sebp_edge.research import analyze
 from sebp_edge.run import assessment
 from sebp_edge.run.start import latest_history
 from sebp_edge.store.history import read_history
@@ -205,7 +206,7 @@ def test_a_call_during_a_training_is_refused_and_the_training_continues(make, no
             for call in (
                 lambda: personalizer.adapt(notes_folder, name="second"),
                 lambda: personalizer.generate("the ferry"),
-                lambda: personalizer.analyze(notes_folder),
+                lambda: analyze(personalizer, notes_folder),
                 lambda: personalizer.load_adapter("first"),
             ):
                 with pytest.raises(BusyError, match="is running another call; wait for it"):

@@ -19,6 +19,7 @@ from sebp_edge.events import (
     TrainingStarted,
     silent,
 )
+from sebp_edge.research import analyze
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -116,7 +117,7 @@ def test_an_evaluation_reports_its_progress(make):
 
 
 def test_an_analysis_can_be_stopped(make, notes_folder):
-    worker = Worker(make, ExampleAnalyzed).run(lambda personalizer: personalizer.analyze(notes_folder))
+    worker = Worker(make, ExampleAnalyzed).run(lambda personalizer: analyze(personalizer, notes_folder))
     assert isinstance(worker.error, Interrupted)
     assert sum(isinstance(event, ExampleAnalyzed) for event in worker.events) == 1
 
@@ -161,7 +162,7 @@ def test_an_event_set_before_the_call_stops_it(make, notes_folder):
     calls = (
         lambda: personalizer.adapt(notes_folder, stop_when=stop),
         lambda: personalizer.generate("the ferry", stop_when=stop),
-        lambda: personalizer.analyze(notes_folder, stop_when=stop),
+        lambda: analyze(personalizer, notes_folder, stop_when=stop),
         lambda: personalizer.plan(notes_folder, stop_when=stop),
     )
     for call in calls:
@@ -190,7 +191,7 @@ def test_stop_changes_no_finished_and_no_later_call(make, notes_folder):
     idle.stop()
     assert idle.generate("the ferry", max_new_tokens=8, temperature=0)
     idle.stop()
-    assert idle.analyze(notes_folder, examples=1)
+    assert analyze(idle, notes_folder, examples=1)
 
 
 def test_a_call_can_be_stopped_from_its_start(make):

@@ -185,19 +185,22 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     """Compares an adaptation with the active version of its name, without importing torch.
 
     Returns:
-        The texts, or what was read of them; and what `find_unchanged` returns.
+        The texts, or what was read of them; the active version beside them; and the result if nothing is new.
     """
-    from sebp_edge.run.fitting_recipe import read_for
+    from sebp_edge.run.fitting_recipe import choose_recipe, read_for
+    from sebp_edge.run.texts_comparison import compare_with_active
     from sebp_edge.run.unchanged import find_unchanged
 
     store = open_store()
-    if store.adapter(name).active() is None:
+    adapter = store.adapter(name)
+    if adapter.active() is None:
         return texts, None, None
-    recipe, seed, model = settings["recipe"], settings["seed"], resolve(settings["model"])
+    recipe, model = settings["recipe"], resolve(settings["model"])
     reading = read_for(recipe, texts, me=settings["me"])
-    return None if recipe.questions else reading, *find_unchanged(
-        store, name, model, recipe, seed, reading, fresh=fresh, sync=sync
-    )
+    recipe = choose_recipe(recipe, reading, model, None if fresh else adapter)
+    active = compare_with_active(store, name, model, recipe, settings["seed"], reading)
+    unchanged = find_unchanged(adapter, active, reading, fresh=fresh, sync=sync)
+    return None if recipe.questions else reading, active, unchanged
 
 
 def _ask_about_folders(texts, *, as_json: bool) -> None:

@@ -30,13 +30,14 @@ def analyze(
     RoBERTa, DistilBERT). Overwrites an earlier analysis, but no other file.
     """
     with quick_imports():
+        from sebp_edge.research.analysis import analysis as research
         from sebp_edge.research.analysis.report import MARK
 
     page = html or (None if request.as_json else Path(HTML))
     if page is not None:
         check_output_file(page, MARK.encode(), "analysis")
     with personalizing(request.as_json, lists_left_out=False, **request.settings) as personalizer:
-        analysis = personalizer.analyze(request.texts, examples=examples)
+        analysis = research.analyze(personalizer, request.texts, examples=examples)
     if page is not None:
         write(analysis.to_html(), page)
     if request.as_json:

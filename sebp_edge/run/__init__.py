@@ -2,14 +2,17 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-adapting          Adapting: one adaptation, from texts to a saved version
+adapting          adapts a model to texts: from reading them to a saved version
+live_training     the training of a call while it runs, and what is done between its steps
 adaptation_job, resuming
                   an adaptation as a job of the store: its beginning, its end, and going on with it
-call              what a call works with; begins one at a time, stops and pauses it
-texts_call        the same as far as it reads texts and plans, also without torch
+call              what a call works with that reads texts; imports no torch
+model_call        the same with a model; begins one call at a time, stops and pauses it
+conditions        the model and the machine that a training is planned for; imports no torch
 job               one call as a job: the id of its events, and how far the whole is
 work_ahead        lays out the work of an adaptation that is ahead; phases that of other calls
-preparation       encodes texts, decides how the training begins, makes schedules, plans the memory
+preparation       prepares texts: decides how the training begins, makes schedules, plans the memory; imports no torch
+encoding          the same here, with the loaded model, which may also be the teacher
 model_in_use      the base model in memory, and the adapter on it
 texts_comparison  the texts, model and recipe beside those of the active version; proposes another name for others
 unchanged         the result if there is nothing new; imports no torch
@@ -26,7 +29,6 @@ forgetting        makes an adapter forget documents
 verify_forgotten  trains a version again to check what it has forgotten
 result            AdaptResult: the result of an adaptation
 generating        generates text, and answers questions from texts, with the model in use
-exporting         exports a saved adapter
 expectations      says what to expect of an adapted model of this size
 fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch
 inspection        inspects texts before a training, and shows examples as the model gets them

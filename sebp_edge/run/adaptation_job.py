@@ -18,7 +18,7 @@ from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, Stor
 from sebp_edge.events import JobStarted, Notice
 from sebp_edge.machine import devices
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.call import Call
+from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
 from sebp_edge.run.start import latest_history, version_with_history
@@ -118,7 +118,7 @@ class AdaptationJob:
         self._active: int | None = None
 
     @classmethod
-    def begin(cls, call: Call, place: Place, kind: str, options: dict, texts) -> "AdaptationJob":
+    def begin(cls, call: ModelCall, place: Place, kind: str, options: dict, texts) -> "AdaptationJob":
         """Begins a job, unless the adapter is saved outside the store.
 
         Args:
@@ -140,7 +140,7 @@ class AdaptationJob:
         return cls(call.store, call.store.jobs.begin(record, call.job.id))
 
     @contextmanager
-    def running(self, call: Call) -> Iterator[None]:
+    def running(self, call: ModelCall) -> Iterator[None]:
         """Context in which the adaptation runs; deletes the job at its end, unless it can be gone on with.
 
         Raises:
@@ -232,7 +232,7 @@ class AdaptationJob:
         self._earlier = fixed.earlier
         return history
 
-    def same_texts(self, reading: Reading, call: Call) -> Reading:
+    def same_texts(self, reading: Reading, call: ModelCall) -> Reading:
         """Returns the documents that the job knows, in its order; all of them at its beginning.
 
         Raises:
@@ -288,7 +288,7 @@ class AdaptationJob:
 
     def fix(
         self,
-        call: Call,
+        call: ModelCall,
         texts: VersionTexts,
         examples: Iterable[Example],
         fingerprint: str,
@@ -362,7 +362,7 @@ class AdaptationJob:
         state = self.files.read()
         return Resumed(fixed, state, known, self.files.values.get("texts") or list(known.texts))
 
-    def _compare(self, now: Fixed, call: Call) -> None:
+    def _compare(self, now: Fixed, call: ModelCall) -> None:
         fixed = self.resumed.fixed
         if now.fingerprint != fixed.fingerprint:
             raise JobError(f"The base model has other weights than when the training began; {_OVER}.")
@@ -372,7 +372,7 @@ class AdaptationJob:
             if (before := fixed.packages.get(name)) != version:
                 call.notify(Notice(f"The training began with {name} {before} and goes on with {version}."))
 
-    def _announce(self, call: Call) -> None:
+    def _announce(self, call: ModelCall) -> None:
         """Says that the job begins or goes on, and that another one of the adapter could go on."""
         record, store = self.job.record, call.store
         store.jobs.remove_older(record.adapter, record.newest)

@@ -1,232 +1,86 @@
-"""One call of a Personalizer: what it works with, and how it is begun, stopped and paused."""
+"""A call of a Personalizer as far as it reads texts: what it works with. Imports no torch."""
 
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Self
 
-import torch
-
-from sebp_edge.basics.interruptions import Interruptions
-from sebp_edge.basics.stopping import StopRequested, StopSignal
+from sebp_edge.basics.stopping import StopSignal
+from sebp_edge.basics.units import plural
 from sebp_edge.engine.memory.budget import MemoryBudget
-from sebp_edge.engine.memory.guard import MemoryGuard
-from sebp_edge.engine.memory.memory_plan import Plan
-from sebp_edge.engine.memory.shape_reader import read_shape
-from sebp_edge.engine.memory.target import Target
-from sebp_edge.engine.memory.this_machine import target_of
-from sebp_edge.engine.models.decoding import Decoder
-from sebp_edge.engine.models.libraries import quiet_libraries
-from sebp_edge.engine.models.loading import BaseModel, local_tokenizer
-from sebp_edge.engine.models.lora import read_factors
-from sebp_edge.engine.models.shape import DecoderShape
-from sebp_edge.errors import BusyError, ClosedError, Interrupted, MachineError, StorageError
-from sebp_edge.events import Notice
-from sebp_edge.machine import devices
-from sebp_edge.machine.crowding import Crowding
-from sebp_edge.machine.devices import without_cudnn_attention
-from sebp_edge.machine.process import memory_of
+from sebp_edge.events import Event, Notice
+from sebp_edge.machine.host import resident
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.giving_way import GivingWay
-from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
-from sebp_edge.run.texts_call import TextsCall
-from sebp_edge.store.record import AdapterRecord
-from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.run.fitting_recipe import choose_recipe, notes_recipe, read_for
+from sebp_edge.run.job import JobSink
+from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.preparation_progress import Progress
+from sebp_edge.values.reading import Reading
+
+# Bytes that texts may always take: if few texts exceed the budget, the plan's error says better what would fit.
+MIN_TEXT_BYTES = 30_000_000
 
 
 @dataclass(frozen=True)
-class Call(TextsCall):
-    """What a call works with that may use a model.
+class Call:
+    """What a call works with.
 
     Attributes:
-        giving_way: lets other programs go first, if the call is a training.
+        reference: the base model's name.
+        on_gpu: whether the model runs on an NVIDIA GPU.
+        recipe: the Personalizer's; after `with_texts`, that of the texts.
+        budget: how much memory this process may use; None sets no limit.
+        job: receives the events, and tells how far the call is.
     """
 
-    interruptions: Interruptions
-    in_use: ModelInUse
-    giving_way: GivingWay
+    reference: ModelReference
+    on_gpu: bool
+    recipe: Recipe
+    seed: int
+    store: AdapterStore
+    me: tuple[str, ...]
+    budget: MemoryBudget | None
+    job: JobSink
+    signal: StopSignal
 
-    @property
-    def reference(self) -> ModelReference:
-        """The base model's name."""
-        return self.in_use.reference
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the model runs on."""
-        return self.in_use.device
+    def notify(self, event: Event) -> None:
+        """Sends an event; ends the call if it was stopped."""
+        self.job(event)
+        self.check()
 
     def check(self) -> None:
-        """Ends the call if it was stopped; waits for other programs; tells the progress if that is due."""
+        """Ends the call if it was stopped; tells the progress if that is due."""
         self.signal.check()
-        self.giving_way.wait()
         self.job.tick()
 
     @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
+    def progress(self) -> Progress:
+        """Reports the progress of work on texts, and lets it be stopped."""
+        return Progress(self.notify, self.signal.check)
 
-    @cached_property
-    def shape(self) -> DecoderShape:
-        return read_shape(self.reference)
+    def read(self, texts) -> Reading:
+        """Reads `texts`, or practice notes if the recipe trains on these.
 
-    def tokenizer(self):
-        return local_tokenizer(self.reference)
-
-    def target_and_budget(self) -> tuple[Target, MemoryBudget]:
-        memory = memory_of(self.device)
-        free = devices.free_memory(self.device) + memory.used
-        budget = MemoryBudget(free) if self.budget is None else self.budget.within(free)
-        return target_of(self.device, memory.planned_overhead(self.in_use.loaded_bytes)), budget
-
-    def refuse_damaged(self, adapter: Path) -> None:
-        read_factors(adapter)
-
-    def load(self, recipe: Recipe | None = None) -> BaseModel:
-        """Loads the base model; see `ModelInUse.load`."""
-        self.signal.check()
-        return self.in_use.load(self.notify, recipe, watch=lambda load: self.job.watch(load, self.check))
-
-    def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
-        """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""
-        found = self.store.find(adapter, version)
-        self.load()
-        self.in_use.load_adapter(found.path, found.record, self.job)
-        self.remember_model_of(found)
-        return found.record
-
-    @contextmanager
-    def generating(self, choice: AdapterChoice) -> Iterator[tuple[BaseModel, Decoder, str]]:
-        """Context in which the model has the chosen adapter; see `ModelInUse.generating`."""
-        if choice.is_named:
-            self.load_adapter(choice.adapter, choice.version)
-        base = self.load()
-        with self.in_use.generating(with_adapter=choice.adapter is not None) as (decoder, rendered_as):
-            yield base, decoder, rendered_as
-
-    def remember_model_of(self, found: SavedAdapter) -> None:
-        """Remembers where the base model of a saved adapter is, if there is a store."""
-        if self.store.folder.is_dir():
-            self.remember_model(found.record)
-
-    def remember_model(self, record: AdapterRecord) -> None:
-        """Remembers where the base model of an adapter is, if it was given as a folder or a file."""
-        if not self.reference.has_path:
-            return
-        try:
-            self.store.remember_model(record.fingerprint, Path(self.reference.location))
-        except StorageError as error:
-            self.job(Notice(f"{error} The path of the base model is not remembered."))
-
-    def make_guard(self, plan: Plan | None = None, predicted: int | None = None) -> MemoryGuard:
-        """Returns a guard for the budget of a plan, else for the memory budget, else for all free memory.
-
-        Args:
-            predicted: the peak that an earlier plan predicted, without one.
+        On the CPU with a budget, refuses texts that would exceed it by themselves.
         """
-        if plan is not None:
-            return MemoryGuard(self.device, plan.budget, plan.chosen.peak)
-        return MemoryGuard(self.device, self.budget.size if self.budget else None, predicted)
+        if self.recipe.questions and texts is not None:
+            self.notify(Notice(f"The recipe {self.recipe.name!r} trains on bundled notes; yours are not learnt."))
+        limit = None
+        if self.budget is not None and not self.on_gpu:
+            limit = max(self.budget.size - resident(), MIN_TEXT_BYTES)
+        reading = read_for(self.recipe, texts, limit, self.progress, self.me)
+        if reading.exports:
+            self.notify(Notice(f"Found {' and '.join(reading.exports)}."))
+        for sentence in reading.styles:
+            self.notify(Notice(sentence))
+        if number := sum(bool(document.front_matter) for document in reading.documents):
+            self.notify(Notice(f"The properties of {plural(number, 'note')} are not learnt; only `ask` reads them."))
+        return reading
 
-    @contextmanager
-    def base_model_alone(self, when: str) -> Iterator[None]:
-        """Context without the adapter in use. If memory runs out, frees it and says `when`."""
-        handled = sys.exception()
-        self.in_use.detach_adapter()
-        try:
-            yield
-        except BaseException as error:
-            if not devices.ran_out_of_memory(error):
-                raise
-            devices.clear_frames(error, handled)
-            devices.release_memory(self.device)
-            raise MachineError(
-                f"Out of {self.device.type.upper()} memory {when}; choose a smaller model or a shorter context."
-            ) from error
-        finally:
-            self.in_use.restore_adapter(self.job)
-
-
-# What makes a call, from what ends it.
-MakeCall = Callable[[StopSignal, Interruptions], Call]
-
-
-class OneCall:
-    """Begins one call at a time, until it is closed; `stop` and `pause` may be called from any thread."""
-
-    def __init__(self):
-        self._lock, self._is_closed = threading.Lock(), False
-        self._signal = StopSignal()  # of the running call, or of the last one
-        self._crowding = Crowding()
-
-    @contextmanager
-    def begin(self, make: MakeCall, stop_when: threading.Event | None = None) -> Iterator[Call]:
-        """Context of a call, which can be stopped and in which no other begins.
-
-        Raises:
-            BusyError, ClosedError: another call is running, or none may begin any more.
-            Interrupted: the call was stopped.
-        """
-        with Interruptions() as interruptions, self._alone():
-            self._refuse_closed()
-            with _stopped():
-                self._signal = StopSignal(stop_when)
-                self._signal.check()
-                call = make(self._signal, interruptions)
-                limited, watched = call.giving_way.limited_threads(), self._crowding.watched(call.device)
-                with quiet_libraries(), without_cudnn_attention(), limited, watched, call.job:
-                    yield call
-                    call.job.finish()
-
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """Context in which no call runs, and after which none begins."""
-        with self._alone():
-            self._is_closed = True
-            yield
-
-    @contextmanager
-    def beside(self, make: MakeCall, stop_when: threading.Event | None = None) -> Iterator[Call]:
-        """Context of a call that leaves the model alone, so that another one may run.
-
-        Raises:
-            ClosedError, Interrupted: see `begin`.
-        """
-        self._refuse_closed()
-        with _stopped():
-            yield make(StopSignal(stop_when), Interruptions())
-
-    def stop(self) -> None:
-        """Stops the running call, if any."""
-        self._signal.set()
-
-    def pause(self) -> bool:
-        """Pauses the running call; returns False if there is none that can be paused."""
-        return self._signal.pause()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            advice = "wait for it, end it with stop(), or use another Personalizer"
-            raise BusyError(f"This Personalizer is running another call; {advice}.")
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise ClosedError("This Personalizer was closed; make a new one.")
-
-
-@contextmanager
-def _stopped() -> Iterator[None]:
-    """Context in which a stop is an error for the app."""
-    try:
-        yield
-    except StopRequested as request:
-        raise Interrupted("Stopped; nothing was changed.") from request
+    def with_texts(self, texts, adapter: Adapter | None = None) -> tuple[Self, Reading]:
+        """Reads texts; returns the call with the recipe for them, and what was read."""
+        reading = self.read(texts)
+        recipe = choose_recipe(self.recipe, reading, self.reference, adapter)
+        if recipe is not self.recipe and recipe.name != notes_recipe(self.reference):
+            self.notify(Notice(f"The recipe is {recipe.name!r}; --recipe NAME (recipe=) chooses another."))
+        return replace(self, recipe=recipe), reading

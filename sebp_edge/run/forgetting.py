@@ -18,7 +18,7 @@ from sebp_edge.basics.files import expand_user
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
 from sebp_edge.lessons.split_history import match, take_fingerprints
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.run.texts_call import TextsCall
+from sebp_edge.run.call import Call
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, complete, erase
 from sebp_edge.store.history import history_of
@@ -90,7 +90,7 @@ class UnknownDocument(AdapterError):
 
 
 def begin_forgetting(
-    call: TextsCall,
+    call: Call,
     adapter: Adapter,
     documents: Sequence[str | Path],
     texts: list | None,
@@ -143,7 +143,7 @@ def end_forgetting(adapter: Adapter, found: Forgetting, new: SavedAdapter | None
 
 
 def _find_forgetting(
-    call: TextsCall,
+    call: Call,
     adapter: Adapter,
     documents: Sequence[str | Path],
     texts: list | None,
@@ -248,7 +248,7 @@ def _find(
     base: _Version,
     folders: list[Path],
     name: str,
-    call: TextsCall,
+    call: Call,
 ) -> list[tuple[bytes, int]]:
     """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
 
@@ -283,7 +283,7 @@ def _find(
     raise UnknownDocument(f"No version of the adapter {name!r} knows a document {wanted!r}; {advice}")
 
 
-def _documents_of(path: Path, call: TextsCall) -> list[Document]:
+def _documents_of(path: Path, call: Call) -> list[Document]:
     """Returns the documents of a file; of a chat whose owner is not said, those that it would be for each author."""
     try:
         return call.read([path]).documents
@@ -339,7 +339,7 @@ def _lost(versions: list[_Version], base: _Version, removed: set[int], hashes: s
     return _sorted(lost.values())
 
 
-def _read_where_learnt(where: Where, call: TextsCall) -> Reading:
+def _read_where_learnt(where: Where, call: Call) -> Reading:
     """Reads the texts of a version where it was made; leaves out what is not there any more."""
     reading, seen = Reading(), set()
     for group in where.texts:
@@ -360,7 +360,7 @@ def _read_where_learnt(where: Where, call: TextsCall) -> Reading:
     return reading
 
 
-def _still_needed(reading: Reading, kept: list[Document], call: TextsCall) -> tuple[Folder, ...]:
+def _still_needed(reading: Reading, kept: list[Document], call: Call) -> tuple[Folder, ...]:
     """Returns the files and folders that have documents which are kept; the others are remembered no longer."""
     if len(reading.folders) == 1:
         return reading.folders
@@ -382,7 +382,7 @@ def _remaining(
     hashes: set[int],
     reading: Reading,
     fingerprints: Mapping[int, Fingerprint],
-    call: TextsCall,
+    call: Call,
     where: Where | None,
     what: str = "forgotten",
 ) -> Remaining:
@@ -456,7 +456,7 @@ def versions_with(adapter: Adapter, hashes: set[int]) -> list[int]:
     return [version.number for version in _read_versions(adapter) if version.knows({version.salt: hashes})]
 
 
-def find_remaining(call: TextsCall, adapter: Adapter, version: int, texts: list | None) -> Remaining:
+def find_remaining(call: Call, adapter: Adapter, version: int, texts: list | None) -> Remaining:
     """Returns what a version was trained on, to train it again.
 
     Raises:

@@ -15,7 +15,7 @@ from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.lessons.prompts import EncodedPrompt, Messages, check_prompt, encode_prompt, encode_texts
-from sebp_edge.run.call import Call
+from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.model_in_use import AdapterChoice
 from sebp_edge.values.documents import check_text
 
@@ -29,7 +29,7 @@ Turn = tuple[str, str]
 
 
 def generate(
-    call: Call,
+    call: ModelCall,
     prompt: str | Messages,
     choice: AdapterChoice,
     sampling: Sampling,
@@ -47,7 +47,7 @@ def generate(
 
 
 def complete(
-    call: Call,
+    call: ModelCall,
     before: str,
     choice: AdapterChoice,
     max_new_tokens: int,
@@ -79,7 +79,7 @@ def _end_of(text: str, most: int) -> str:
 
 
 def ask(
-    call: Call,
+    call: ModelCall,
     question: str,
     searched: SearchedTexts,
     texts,

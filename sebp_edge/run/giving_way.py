@@ -83,7 +83,6 @@ class GivingWay:
         if self._is_on:
             self._watch()
 
-    @property
     def is_due(self) -> bool:
         """Whether the call is to wait where it can."""
         return self._look() is not None
@@ -97,7 +96,7 @@ class GivingWay:
         Raises:
             StopRequested, PauseRequested: see `StopSignal.check`.
         """
-        if not self.is_due:
+        if not self.is_due():
             return
         free_at, told = time.monotonic() + HELD_SECONDS, None
         with self._job.standing_still():

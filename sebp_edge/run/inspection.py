@@ -17,11 +17,10 @@ from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.models.hub_cache import has_own_tokenizer
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.lessons.conversations import is_of_people
+from sebp_edge.run.conditions import Conditions
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.fitting_recipe import fitting_recipe
-from sebp_edge.run.phases import phases_of_inspection
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.values.chats import Author
 from sebp_edge.values.dataset import Dataset
@@ -154,19 +153,18 @@ class Inspection:
     rendered: tuple[RenderedExample, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, call: TextsCall, texts, name: str) -> "Inspection":
-        """Reads texts, and collects what is known of them before a training; see `Personalizer.inspect`."""
-        call.job.begin(phases_of_inspection())
-        preparation, reference = Preparation.under(call, texts, call.store.adapter(name)), call.reference
+    def of(cls, preparation: Preparation, conditions: Conditions) -> "Inspection":
+        """Collects what is known of texts before a training; see `Personalizer.inspect`."""
         reading, recipe, active = preparation.reading, preparation.recipe, preparation.active
-        prepared, plan, refusal = preparation.read_dataset(), None, ""
+        reference, tokenizer = preparation.call.reference, conditions.tokenizer
+        prepared, plan, refusal = preparation.read_dataset(conditions), None, ""
         beginning, is_unchanged = prepared.starting_point, active is not None and active.is_unchanged(sync=False)
         try:
             if not (is_unchanged or beginning.has_nothing_new):
-                plan = preparation.plan(prepared).plan
+                plan = preparation.plan(conditions, prepared).plan
         except (MachineError, ModelError, TextsError) as error:
             refusal = str(error)
-        dataset, tokenizer = prepared.dataset, call.tokenizer()
+        dataset = prepared.dataset
         documents, tokens = reading.documents, Counter()
         for example in dataset.examples:
             tokens[example.document] += len(example.input_ids)
@@ -180,7 +178,7 @@ class Inspection:
             fits = recipe.name
         used = [documents[number].content for number in contents]
         learnt = expectation(
-            reference, call.shape.parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
+            reference, conditions.shape.parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
         )
         return cls(
             model=reference.public_name,

@@ -9,9 +9,9 @@ from typing import TypeVar
 from sebp_edge.errors import Interrupted, JobError, OptionError, Paused
 from sebp_edge.machine import devices
 from sebp_edge.run.adaptation_job import AdaptationJob
-from sebp_edge.run.adapting import Adapting, train_again
-from sebp_edge.run.call import Call
+from sebp_edge.run.adapting import Options, adapt, adapt_again
 from sebp_edge.run.forgetting import Forgetting, begin_forgetting, end_forgetting
+from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
@@ -23,7 +23,7 @@ CHANGED = ("refuse", "without", "again")
 Result = TypeVar("Result")
 
 
-def run_with_waits(call: Call, texts, run: Callable[[], Result]) -> Result:
+def run_with_waits(call: ModelCall, texts, run: Callable[[], Result]) -> Result:
     """Runs a training. If it frees its memory to wait for other programs, goes on with it then.
 
     Documents that change meanwhile are left for the next adaptation.
@@ -43,7 +43,7 @@ def run_with_waits(call: Call, texts, run: Callable[[], Result]) -> Result:
 
 
 def run_adapt(
-    call: Call, place: Place, texts, options: dict, work: AdaptationJob | None = None
+    call: ModelCall, place: Place, texts, options: dict, work: AdaptationJob | None = None
 ) -> AdaptResult | UnchangedResult:
     """Adapts: see `Personalizer.adapt`, whose other arguments are the options.
 
@@ -54,18 +54,11 @@ def run_adapt(
     place.store.check_writable(place.name, place.out)
     work = work or AdaptationJob.begin(call, place, "adapt", options, texts)
     with work.running(call):
-        adapting = Adapting(
-            call,
-            place,
-            work,
-            activate_anyway=options["activate_anyway"],
-            keep_samples=options["keep_samples"],
-        )
-        return adapting.read(texts, fresh=options["fresh"], sync=options["sync"]) or adapting.run()
+        return adapt(call, place, texts, Options(**options), work)
 
 
 def run_forget(
-    call: Call,
+    call: ModelCall,
     place: Place,
     documents: str | Path | Sequence[str | Path],
     texts,
@@ -92,7 +85,7 @@ def run_forget(
             begun = options | {"documents": tuple(one.hash for one in found.documents)}
             own = work or AdaptationJob.begin(call, place, "forget", begun, texts)
             with own.running(call):
-                new = train_again(call, place, own, found.remaining, activate_anyway=options["activate_anyway"])
+                new = adapt_again(call, place, found.remaining, own, activate_anyway=options["activate_anyway"])
         receipt = end_forgetting(place.adapter, found, new, is_exact=call.device.type == "cpu")
     if work is not None:
         work.job.remove()
@@ -101,7 +94,7 @@ def run_forget(
     return receipt
 
 
-def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | UnchangedResult | Receipt:
+def resume(call: ModelCall, job: Job, texts, changed: str) -> AdaptResult | UnchangedResult | Receipt:
     """Goes on with a job: see `Personalizer.resume`."""
     devices.refuse_several_processes()
     if changed not in CHANGED:
@@ -132,7 +125,7 @@ def resume(call: Call, job: Job, texts, changed: str) -> AdaptResult | Unchanged
         return run_adapt(call, place, texts, options, work)
 
 
-def _call_of(job: Job, call: Call) -> Call:
+def _call_of(job: Job, call: ModelCall) -> ModelCall:
     """Returns the call with the job's id, recipe, seed and names; refuses another base model or device."""
     arguments = job.arguments()
     reference = call.reference

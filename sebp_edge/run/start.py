@@ -12,16 +12,19 @@ from sebp_edge.errors import AdapterError, BaseModelMismatch
 from sebp_edge.events import LearningOn, Notice
 from sebp_edge.lessons.lesson_plans import plan_lessons
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.texts_call import TextsCall
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, history_of
+from sebp_edge.store.saved import refuse_truncated
 from sebp_edge.store.version_documents import DocumentList
 from sebp_edge.store.where import Where
 from sebp_edge.values.draw import Draw
 from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.remembered import SplitHistory
+
+DAMAGED = "has damaged files"
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,19 @@ class Start:
     where: Where
 
     @classmethod
-    def at(cls, comparison: TextsComparison, call: TextsCall) -> "Start | None":
-        """Returns the start at the compared version; None if its files are damaged."""
+    def at(cls, comparison: TextsComparison, store: AdapterStore) -> "Start | None":
+        """Returns the start at the compared version; None if its files are damaged: the values are not looked at."""
         try:
             saved = comparison.saved
             states, listed = saved.judged_states(), DocumentList.read(saved.path)
             for folder in {*states, saved.path}:
-                call.refuse_damaged(folder)
+                refuse_truncated(folder)
         except AdapterError:
             return None
         if listed is None:
             return None
         entries = {document.key: Entry(tokens=document.tokens or 0, name=document.name) for document in listed.own}
-        where = call.store.adapter(saved.name).wheres().get(saved.version, Where())
+        where = store.adapter(saved.name).wheres().get(saved.version, Where())
         return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
@@ -96,12 +99,12 @@ class StartingPoint:
     forgets: bool = False
 
     @classmethod
-    def at(cls, active: TextsComparison | None, call: TextsCall) -> "StartingPoint":
+    def at(cls, active: TextsComparison | None, store: AdapterStore) -> "StartingPoint":
         """Begins at the active version, if there is one and nothing is known that is in the way."""
         if active is None or active.obstacle:
             return cls(active, obstacle=active.obstacle if active else "")
-        start = Start.at(active, call)
-        return cls(active, start, obstacle="" if start else "has damaged files")
+        start = Start.at(active, store)
+        return cls(active, start, obstacle="" if start else DAMAGED)
 
     def with_lessons(self, draw: Draw, recipe: Recipe, seed: int, *, sync: bool) -> "StartingPoint":
         """Decides what is trained on; begins at the base model if that is not possible otherwise.

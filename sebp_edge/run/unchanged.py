@@ -4,12 +4,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from sebp_edge.basics.units import plural
-from sebp_edge.recipe import Recipe
-from sebp_edge.run.fitting_recipe import choose_recipe
-from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.run.texts_comparison import TextsComparison
+from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.where import Where
-from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 
 
@@ -73,38 +70,22 @@ class UnchangedResult:
 
 
 def find_unchanged(
-    store: AdapterStore,
-    name: str,
-    reference: ModelReference,
-    recipe: Recipe,
-    seed: int,
-    reading: Reading,
-    *,
-    fresh: bool,
-    sync: bool,
-) -> tuple[TextsComparison | None, UnchangedResult | None]:
-    """Compares an adaptation with the active version of its name.
-
-    If nothing is new, remembers where the texts are now, in case that their folder was moved.
+    adapter: Adapter, active: TextsComparison | None, reading: Reading, *, fresh: bool, sync: bool
+) -> UnchangedResult | None:
+    """Returns the result if nothing is new; remembers where the texts are now, in case that their folder was moved.
 
     Args:
+        active: the active version of the adapter beside the texts; None if no version is active.
         fresh, sync: see `Personalizer.adapt`.
 
-    Returns:
-        The comparison, None if no version is active; and the result if nothing is new, else None.
-
     Raises:
-        AdapterError: the name is not valid.
-        StorageError: the store cannot be read or written.
+        StorageError: the store cannot be written.
     """
-    adapter = store.adapter(name)
-    recipe = choose_recipe(recipe, reading, reference, None if fresh else adapter)
-    active = compare_with_active(store, name, reference, recipe, seed, reading)
     if active is None or fresh or not active.is_unchanged(sync=sync):
-        return active, None
+        return None
     before = adapter.wheres().get(active.version, Where())
     earlier = before.earlier_than(reading.folders) if active.num_missing else ()
     now = replace(before, texts=(reading.folders, *earlier))
     if reading.folders and now != before:
         adapter.remember_where(active.version, now)
-    return active, UnchangedResult.of(active)
+    return UnchangedResult.of(active)

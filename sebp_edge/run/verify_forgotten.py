@@ -7,9 +7,9 @@ from pathlib import Path
 from sebp_edge.errors import AdapterError, MachineError
 from sebp_edge.machine import devices
 from sebp_edge.run.adaptation_job import AdaptationJob
-from sebp_edge.run.adapting import train_again
-from sebp_edge.run.call import Call
+from sebp_edge.run.adapting import adapt_again
 from sebp_edge.run.forgetting import Remaining, find_remaining, versions_with
+from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place
 from sebp_edge.store.adapter import Adapter
@@ -45,7 +45,7 @@ class Verification:
         return asdict(self)
 
 
-def run_verify(call: Call, place: Place, texts) -> Verification:
+def run_verify(call: ModelCall, place: Place, texts) -> Verification:
     """Verifies the newest receipt of `forget` by a training that is made again, outside the store.
 
     Args:
@@ -76,7 +76,7 @@ def run_verify(call: Call, place: Place, texts) -> Verification:
             in_use.restore_adapter(call.job)
 
 
-def _verify(call: Call, place: Place, texts: list | None) -> Verification:
+def _verify(call: ModelCall, place: Place, texts: list | None) -> Verification:
     adapter = place.adapter
     receipts = read_receipts(adapter)
     if not receipts:
@@ -112,13 +112,13 @@ def _verify(call: Call, place: Place, texts: list | None) -> Verification:
     )
 
 
-def _hash_of_training(call: Call, place: Place, remaining: Remaining) -> str:
+def _hash_of_training(call: ModelCall, place: Place, remaining: Remaining) -> str:
     """Trains on what remains from the base model, outside the store; returns the hash of the weights."""
     with tempfile.TemporaryDirectory(prefix="sebp-edge-verify-") as folder:
         outside = replace(place, out=Path(folder) / "adapter")
-        work = AdaptationJob.begin(call, outside, "forget", {}, None)
+        job = AdaptationJob.begin(call, outside, "forget", {}, None)
         with devices.limited_threads(remaining.record.threads):  # another number rounds differently
-            return train_again(call, outside, work, remaining, activate_anyway=False).weights_hash()
+            return adapt_again(call, outside, remaining, job, activate_anyway=False).weights_hash()
 
 
 def _require(adapter: Adapter, receipt: Receipt) -> None:

@@ -14,10 +14,11 @@ from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.events import finite, silent
 from sebp_edge.recipe import Recipe, check_seed
+from sebp_edge.run.call import Call
+from sebp_edge.run.conditions import Conditions, NotKnown
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink
-from sebp_edge.run.preparation import plan_for
-from sebp_edge.run.texts_call import KnownCall, NotKnown
+from sebp_edge.run.preparation import Preparation
 from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
@@ -44,21 +45,25 @@ def _answer(request: dict) -> dict:
 
 
 def _ask(params: TextsParams, request: dict) -> dict:
-    call = KnownCall.of(
-        resolve(params.model),
-        params.device,
-        request["used"],
+    reference = resolve(params.model)
+    budget = None if request["memory_budget"] is None else MemoryBudget.parse(request["memory_budget"])
+    gpu = params.gpu if isinstance(params, PlanParams) else None
+    conditions = Conditions.known(reference, params.device, request["used"], budget, gpu)
+    call = Call(
+        reference=reference,
+        on_gpu=conditions.target.on_gpu,
         recipe=Recipe.load(params.recipe),
         seed=check_seed(params.seed),
         store=AdapterStore(request["store"]),
         me=params.me,
-        budget=None if request["memory_budget"] is None else MemoryBudget.parse(request["memory_budget"]),
-        signal=StopSignal(),
+        budget=budget,
         job=JobSink(silent),
+        signal=StopSignal(),
     )
+    preparation = Preparation.under(call, texts_of(params), params.name)
     if not isinstance(params, PlanParams):
-        return Inspection.of(call, texts_of(params), params.name or call.recipe.default_name).to_dict()
-    return plan_for(call, texts_of(params), params.name, params.gpu).to_dict()
+        return Inspection.of(preparation, conditions).to_dict()
+    return preparation.plan_for_owner(conditions).to_dict()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from sebp_edge.basics.files import flush, storage_errors
 from sebp_edge.errors import AdapterError, StorageError
 from sebp_edge.store.folders import Saveable, temporary_folder, version_numbers, write_version
@@ -78,6 +80,15 @@ class SavedAdapter:
         samples = read_samples(self.path) if with_samples else None
         training = read_report(self.path)
         return VersionReport(self.name, self.version, self.active, self.record, training, samples, with_samples)
+
+
+def refuse_truncated(folder: Path) -> None:
+    """Raises an AdapterError if the file of weights is not as long as its header says; reads no more than that."""
+    try:
+        with safe_open(folder / "adapter_model.safetensors", framework="numpy"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise AdapterError(f"The adapter in {str(folder)!r} is damaged ({error}).") from error
 
 
 def save_to(adaptation: Saveable, record: AdapterRecord, out: Path) -> SavedAdapter:

@@ -236,7 +236,7 @@ def set_windows(monkeypatch):
 @pytest.fixture
 def run_with(monkeypatch):
     """A function that sets the memory options of trainings without a budget."""
-    return functools.partial(monkeypatch.setattr, "sebp_edge.run.preparation.FASTEST")
+    return functools.partial(monkeypatch.setattr, "sebp_edge.run.encoding.FASTEST")
 
 
 @pytest.fixture

@@ -29,7 +29,9 @@ from sebp_edge.engine.models.four_bits import NF4_BYTES
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.sparse.rows.schedule import make_schedules
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.run.preparation import Preparation, Prepared
+from sebp_edge.run.conditions import Conditions
+from sebp_edge.run.encoding import TrainingPreparation
+from sebp_edge.run.preparation import Prepared
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 from sebp_edge.values.preparation_progress import Progress
@@ -436,13 +438,12 @@ def test_only_4_bits_on_a_gpu_without_a_budget_fill_the_free_memory(shape_3b, ch
         seed=0,
         on_gpu=changes.get("on_gpu", True),
         budget=changes.get("budget"),
-        shape=shape_3b,
-        target_and_budget=lambda: (target_of(CUDA, 650_000_000), MemoryBudget(80 * 10**9)),
+        conditions=lambda: Conditions(shape_3b, None, target_of(CUDA, 650_000_000), MemoryBudget(80 * 10**9)),
         notify=said.append,
     )
     prepared = Prepared(make_dataset(8), starting_point=None)
     schedules = make_schedules(prepared.dataset, recipe, seed=0)
-    found = Preparation(call, reading=None).fill_free_memory(recipe, FASTEST, prepared, schedules)
+    found = TrainingPreparation(call, reading=None).fill_free_memory(recipe, FASTEST, prepared, schedules)
     if changes:
         assert found == FASTEST and said == []
     else:

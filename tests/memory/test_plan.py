@@ -196,7 +196,7 @@ def test_the_adapter_records_the_values_that_the_plan_chose(make, notes_folder):
 def test_the_time_of_a_plan_is_that_of_all_phases(make, notes_folder, recipe):
     """As the progress of the training tells it: with general text and the quiz, if the recipe has them."""
     call = make(recipe=recipe, model="tiny")._make_call(StopSignal(), Interruptions())
-    planned = Preparation(*call.with_texts(None if recipe else notes_folder)).plan()
+    planned = Preparation(*call.with_texts(None if recipe else notes_folder)).plan(call.conditions())
     dataset, chosen = planned.prepared.dataset, planned.plan.chosen
     ahead = phases_ahead(dataset, planned.schedules, chosen.recipe, planned.token, num_earlier=0)
     phases = [loading(chosen), *ahead]

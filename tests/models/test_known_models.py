@@ -28,18 +28,19 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.events import silent
 from sebp_edge.machine.process import memory_of
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.call import Call
+from sebp_edge.run.conditions import Conditions, NotKnown
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.texts_call import KnownCall, NotKnown
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.saved import refuse_truncated
 
 CPU = torch.device("cpu")
 
 
-def call_for(model, folder, **options):
-    values = {"recipe": Recipe.load(None), "seed": 0, "store": AdapterStore(folder), "me": (), "budget": None}
-    values |= {"signal": StopSignal(), "job": JobSink(silent)}
-    return KnownCall.of(resolve(model), "cpu", 0, **values | options)
+def call_for(model, folder, budget=None):
+    recipe, store, job = Recipe.load(None), AdapterStore(folder), JobSink(silent)
+    return Call(resolve(model), False, recipe, 0, store, (), budget, job, StopSignal())
 
 
 def random_text(number):
@@ -106,12 +107,13 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
     one = Personalizer(model_folder, device="cpu", store=tmp_path / "store", memory_budget="4GB")
     plan = one.plan(notes_folder)
     with pytest.raises(NotKnown):
-        call_for(model_folder, tmp_path / "store")
+        Conditions.known(one.reference, "cpu", 0, one.memory_budget)
     remember_model(one.reference, read_shape(one.reference), local_tokenizer(one.reference))
     target = target_of(CPU, plan.chosen.footprint.context)
     remember_machine({"cpu": target})
     call = call_for(model_folder, tmp_path / "store", budget=one.memory_budget)
-    known = Preparation(*call.with_texts(notes_folder)).plan().plan
+    conditions = Conditions.known(one.reference, "cpu", 0, one.memory_budget)
+    known = Preparation(*call.with_texts(notes_folder)).plan(conditions).plan
     assert known.chosen.footprint == plan.chosen.footprint
     assert replace(known.chosen, seconds=None) == replace(plan.chosen, seconds=None)
     assert known.chosen.seconds == pytest.approx(plan.chosen.seconds)  # a process measures once
@@ -120,14 +122,16 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
 @pytest.mark.slow
 def test_a_plan_needs_no_torch(notes_folder, tmp_path):
     code = (
-        "import sys; from pathlib import Path; sys.path[:0] = ['tests/models', 'tests/helpers']\n"
+        "import sys; from pathlib import Path\n"
         "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
         "from sebp_edge.engine.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
         "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import JobSink\n"
-        "from sebp_edge.run.texts_call import KnownCall; from sebp_edge.events import silent\n"
-        "values = dict(recipe=Recipe.load(None), seed=0, store=AdapterStore(sys.argv[2]), me=(), budget=None)\n"
-        "call = KnownCall.of(resolve('tiny'), 'cpu', 0, **values, signal=StopSignal(), job=JobSink(silent))\n"
-        "assert Inspection.of(call, Path(sys.argv[1]), 'mine').plan.chosen.peak > 0\n"
+        "from sebp_edge.run.call import Call; from sebp_edge.run.conditions import Conditions\n"
+        "from sebp_edge.run.preparation import Preparation; from sebp_edge.events import silent\n"
+        "tiny, recipe, store = resolve('tiny'), Recipe.load(None), AdapterStore(sys.argv[2])\n"
+        "call = Call(tiny, False, recipe, 0, store, (), None, JobSink(silent), StopSignal())\n"
+        "preparation = Preparation.under(call, Path(sys.argv[1]), 'mine')\n"
+        "assert Inspection.of(preparation, Conditions.known(tiny, 'cpu', 0, None)).plan.chosen.peak > 0\n"
         "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'peft') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, notes_folder, tmp_path], capture_output=True, text=True)
@@ -171,17 +175,16 @@ def test_a_gpu_is_known_with_what_is_free_on_it_now(tmp_path, monkeypatch):
     assert recall_machine(None) is None  # it was taken out
 
 
-def test_a_damaged_adapter_is_recognised_by_its_size(tmp_path, model_folder):
-    call = call_for("tiny", tmp_path)
+def test_a_damaged_adapter_is_recognised_by_its_size(tmp_path):
     file = tmp_path / "adapter_model.safetensors"
     header = json.dumps({"one": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + bytes(20)
     file.write_bytes(whole)
-    call.refuse_damaged(tmp_path)
+    refuse_truncated(tmp_path)
     for damaged in (whole[:-1], whole[:9], b"", whole + b"1", b"\xff" * 30):
         file.write_bytes(damaged)
         with pytest.raises(AdapterError, match="is damaged"):
-            call.refuse_damaged(tmp_path)
+            refuse_truncated(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
-from sebp_edge.research.analysis.analysis import analyze
+from sebp_edge.research.analysis.analysis import analyze, analyze_examples
 from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, LayerRows, threshold_elements
 from sebp_edge.research.analysis.gradients import linear_layers, row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
@@ -51,7 +51,7 @@ def analyzed(model, examples, context=CONTEXT, **options):
     )
     dataset = dataset_of(examples, context)
     options = {"count": len(examples), "seed": 0, "on_event": lambda event: None} | options
-    return analyze(base, dataset, options["count"], options["seed"], options["on_event"])
+    return analyze_examples(base, dataset, options["count"], options["seed"], options["on_event"])
 
 
 def objective_of(model, examples):
@@ -350,7 +350,7 @@ def encoder_folder(tmp_path, tokenizer):
 def test_an_encoder_gets_a_head_drawn_by_the_seed_and_is_not_kept(encoder_folder, tmp_path):
     def analysis(seed):
         personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store", seed=seed)
-        found = personalizer.analyze(make_sentences(9), examples=2)
+        found = analyze(personalizer, make_sentences(9), examples=2)
         assert personalizer.in_use.base is None
         return found
 
@@ -366,7 +366,7 @@ def test_an_encoder_gets_a_head_drawn_by_the_seed_and_is_not_kept(encoder_folder
 def test_an_encoders_own_head_is_kept(encoder_folder, tmp_path):
     make_encoder("bert", "sequence").save_pretrained(encoder_folder)
     personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store")
-    assert not personalizer.analyze(make_sentences(9), examples=2).has_new_head
+    assert not analyze(personalizer, make_sentences(9), examples=2).has_new_head
 
 
 def test_an_encoder_can_be_analyzed_but_not_adapted(encoder_folder, tmp_path):
@@ -381,7 +381,7 @@ def test_an_encoder_without_some_of_its_blocks_weights_is_refused(encoder_folder
     config = json.loads((encoder_folder / "config.json").read_text())
     (encoder_folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     with pytest.raises(ModelError, match="'micro-bert' lacks 16 of its weight tensors"):
-        Personalizer(encoder_folder, device="cpu", store=tmp_path / "store").analyze(make_sentences(9))
+        analyze(Personalizer(encoder_folder, device="cpu", store=tmp_path / "store"), make_sentences(9))
 
 
 # --------------------------------------------------------------------------------------------------------- Personalizer
@@ -394,7 +394,7 @@ def personalizer(model_folder, tmp_path):
 
 
 def test_an_analysis_is_json_ready(personalizer):
-    analysis = personalizer.analyze(make_sentences(9), examples=4)
+    analysis = analyze(personalizer, make_sentences(9), examples=4)
     record = json.loads(json.dumps(analysis.to_dict()))
     assert (record["event"], record["model"], record["context_length"]) == ("analysis", "micro-llama", 64)
     assert (record["texts"]["examples"], record["analyzed"]["examples"]) == (9, 4)
@@ -412,17 +412,17 @@ def test_a_conversation_is_analyzed_with_both_losses(personalizer):
         {"role": "user", "content": "the ferry left"},
         {"role": "assistant", "content": "at six, from the west"},
     ]
-    analysis = personalizer.analyze([{"messages": messages}, "the old map of the ferry"])
+    analysis = analyze(personalizer, [{"messages": messages}, "the old map of the ferry"])
     assert [sparsity.loss for sparsity in analysis.losses] == ["every token", "trained tokens"]
 
 
 @pytest.mark.slow
 def test_an_adapter_is_disabled_during_the_analysis_only(personalizer, notes_folder, after_learning, tmp_path):
-    before = personalizer.analyze(notes_folder)
+    before = analyze(personalizer, notes_folder)
     learnt = after_learning(AdapterStore(tmp_path / "learnt"))
     personalizer.load_adapter(learnt.adapter("default").open().path)
     logits = [personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits]
-    assert personalizer.analyze(notes_folder) == before
+    assert analyze(personalizer, notes_folder) == before
     logits.append(personalizer.in_use.adaptation.model(torch.arange(7, 27)[None]).logits)
     assert torch.equal(*logits)
 
@@ -431,9 +431,9 @@ def test_running_out_of_memory_is_one_sentence(personalizer):
     def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    personalizer.analyze(make_sentences(9), examples=1)
+    analyze(personalizer, make_sentences(9), examples=1)
     personalizer.in_use.base.model.register_forward_pre_hook(run_out)
     with pytest.raises(
         MachineError, match="Out of CPU memory in a dense backward pass over 64 tokens; choose a smaller"
     ):
-        personalizer.analyze(make_sentences(9))
+        analyze(personalizer, make_sentences(9))

@@ -17,7 +17,7 @@ from sebp_edge.basics.pages import chart
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.research.analysis.analysis import Analysis, analyze
+from sebp_edge.research.analysis.analysis import Analysis, analyze, analyze_examples
 from sebp_edge.research.analysis.gradient_sparsity import HeatMap
 from sebp_edge.research.analysis.report import MARK
 
@@ -62,7 +62,7 @@ def analysis_of(num_layers=2, prompt=0, name="micro-llama", context=40) -> Analy
         has_new_head=False,
     )
     dataset = dataset_of(make_examples([33, 9, 17], prompt), context)
-    return analyze(base, dataset, 16, 0, lambda event: None)
+    return analyze_examples(base, dataset, 16, 0, lambda event: None)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_it_contains_no_word_of_the_texts_and_no_path(model_folder, tmp_path):
     folder.mkdir()
     for number in range(9):
         (folder / f"{secret}-{number}.md").write_text(f"The {secret} number {number} left at six, said {secret}.")
-    analysis = Personalizer(model_folder, device="cpu").analyze(folder)
+    analysis = analyze(Personalizer(model_folder, device="cpu"), folder)
     assert secret not in analysis.to_html()
     assert secret not in str(analysis.to_dict())
     assert str(tmp_path) not in analysis.to_html()

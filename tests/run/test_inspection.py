@@ -94,7 +94,7 @@ def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
     found = personalizer.inspect(texts)
     events.clear()
     call = personalizer._make_call(StopSignal(), Interruptions())
-    planned = Preparation(*call.with_texts(texts)).plan()
+    planned = Preparation(*call.with_texts(texts)).plan(call.conditions())
     assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
 
 
@@ -113,11 +113,13 @@ class Slow(Schedule):
 def test_the_layout_of_many_texts_is_stopped_midway(texts):
     call = Personalizer("tiny", device="cpu")._make_call(StopSignal(), Interruptions())
     preparation = Preparation(*call.with_texts(texts))
-    prepared = preparation.read_dataset()
-    target, budget = call.target_and_budget()
+    here = call.conditions()
+    prepared = preparation.read_dataset(here)
     slow = Slow([[list(prepared.dataset.outlines.trained)]])
     progress = Progress(check=Slow.looked.set)
-    assert make_plan(call.shape, prepared.dataset, [slow], preparation.recipe, target, budget, progress).chosen
+    assert make_plan(
+        here.shape, prepared.dataset, [slow], preparation.recipe, here.target, here.budget, progress
+    ).chosen
 
 
 def test_texts_that_adapt_refuses_are_inspected(tmp_path):

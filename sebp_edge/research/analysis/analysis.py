@@ -1,6 +1,7 @@
 """Analyzes how sparse the gradients of a model are on its owner's texts."""
 
 import random
+import threading
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
@@ -8,11 +9,11 @@ from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed, Sink
+from sebp_edge.personalizer import Personalizer
 from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, sparsity_of
 from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.analysis.report import render_page
-from sebp_edge.run.call import Call
 from sebp_edge.run.encoding import TrainingPreparation
 from sebp_edge.run.job import GRADIENTS
 from sebp_edge.run.phases import LOAD, phases_of_analysis
@@ -78,7 +79,7 @@ class Analysis:
         return render_page(self)
 
 
-def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_event: Sink) -> Analysis:
+def analyze_examples(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_event: Sink) -> Analysis:
     """Analyzes the gradients of some examples."""
     if not isinstance(examples, int) or examples < 1:
         raise OptionError(f"examples={examples!r}; expected a whole number of at least 1.")
@@ -105,10 +106,20 @@ def analyze(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_even
     )
 
 
-def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
-    """See `Personalizer.analyze`."""
-    call.job.begin(phases_of_analysis(num_examples))
-    with call.make_guard():
+def analyze(
+    personalizer: Personalizer, texts, *, examples: int = 16, stop_when: threading.Event | None = None
+) -> Analysis:
+    """Measures how sparse the gradients of a Personalizer's base model are on `texts`; changes nothing.
+
+    The model may also be a local folder with an encoder (BERT, RoBERTa, DistilBERT). Its loss is that of classes drawn
+    by the seed; a head that it lacks gets random weights.
+
+    Args:
+        examples: the most examples, which the seed draws.
+        texts, stop_when: see `Personalizer`.
+    """
+    with personalizer.begin_call(stop_when) as call, call.make_guard():
+        call.job.begin(phases_of_analysis(examples))
         preparation = TrainingPreparation(*call.with_texts(texts))
         call.job.enter(LOAD)
         call.check()
@@ -116,4 +127,4 @@ def analyze_gradients(call: Call, texts, num_examples: int) -> Analysis:
         dataset = preparation.encode(base).dataset
         call.job.enter(GRADIENTS)
         with call.base_model_alone(f"in a dense backward pass over {dataset.context_length} tokens"):
-            return analyze(base, dataset, num_examples, call.seed, call.notify)
+            return analyze_examples(base, dataset, examples, call.seed, call.notify)
