@@ -17,9 +17,9 @@ from sebp_edge.engine.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.errors import AdapterError, JobError, NonFiniteLoss, Paused, StorageError, TextsChanged
 from sebp_edge.events import JobStarted, Notice
 from sebp_edge.machine import devices
+from sebp_edge.machine.packages import package_versions
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_call import ModelCall
-from sebp_edge.run.reporting import package_versions
 from sebp_edge.run.saving import Place, describe_resumption
 from sebp_edge.run.start import latest_history, version_with_history
 from sebp_edge.run.version_texts import VersionTexts

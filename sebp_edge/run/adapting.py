@@ -35,7 +35,6 @@ from sebp_edge.run.live_training import LiveTraining
 from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.phases import LOAD
 from sebp_edge.run.preparation import PlannedTraining, Prepared
-from sebp_edge.run.reporting import Report
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.texts_comparison import compare_with_active
@@ -95,7 +94,7 @@ def adapt_again(
     preparation = TrainingPreparation(call, job.same_texts(remaining.reading, call), history)
     call.job.begin()
     options = Options(activate_anyway=activate_anyway)
-    return Adapting(preparation, place, options, job, compares=False).run().saved
+    return Adapting(preparation, place, options, job, compares=False).run()
 
 
 def _read(
@@ -272,8 +271,7 @@ class Adapting:
         call, place, overtaken_by = self._call, self._place, None
         call.job.enter(SAVE)
         is_activated = judged.passed or self._options.activate_anyway
-        report = Report.of(training.run, assessment, training.texts)
-        version = NewVersion.of(training.run, training.texts, report, keeps_words=self._options.keep_samples)
+        version = NewVersion.of(training.run, training.texts, assessment, keeps_words=self._options.keep_samples)
         try:
             saved = place.save(version)
             if is_activated and place.out is None:
@@ -283,7 +281,7 @@ class Adapting:
             self._discard(training)
             raise
         if is_activated and overtaken_by is None:
-            call.in_use.use_adapter(training.run.adaptation, saved.path, report.record)
+            call.in_use.use_adapter(training.run.adaptation, saved.path, version.record)
         else:
             self._discard(training)
         where = describe_location(saved)
@@ -293,8 +291,14 @@ class Adapting:
         self._announce(saved)
         if assessment is None:
             raise outcome
-        authors = self._preparation.reading.authors
-        return AdaptResult(saved, report, judged, call.reference, place.store, overtaken_by, call.job.spent, authors)
+        return AdaptResult(
+            **vars(version.facts) | vars(saved),
+            reference=call.reference,
+            store=place.store,
+            overtaken_by=overtaken_by,
+            phases=call.job.spent,
+            authors=self._preparation.reading.authors,
+        )
 
     def _give_up(self, training: LiveTraining, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.
@@ -354,8 +358,7 @@ class Adapting:
                 return error_type(f"{reason} No state better than the start was found, so {outcome}")
             # It has not learnt all texts, so that no training can learn on from it.
             texts = replace(training.texts, known=None)
-            report = Report.of(run, None, texts)
-            version = NewVersion.of(run, texts, report, keeps_words=self._options.keep_samples)
+            version = NewVersion.of(run, texts, None, keeps_words=self._options.keep_samples)
             saved = replace(self._place, out=None).save(version, prefix=reason)
         finally:
             self._discard(training)

@@ -26,37 +26,16 @@ from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.history import read_history
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.store.training_report import Sample
 from sebp_edge.values.documents import Document
+from sebp_edge.values.training_facts import Copied, Sample
 
 
-@dataclass(frozen=True)
-class Copied:
-    """A training document that the adapter repeats word for word.
-
-    Attributes:
-        document: the source of the document.
-        run: the longest run of tokens that its own beginnings bring back, without boilerplate.
-        base_run: the same with the base model alone.
-    """
-
-    document: str
-    run: int
-    base_run: int
-
-
-@dataclass(frozen=True)
-class Assessment:
-    """What was found beside the gate's losses.
-
-    Attributes:
-        samples: continuations of test documents; they contain the user's text.
-        copies: training documents that the adapter repeats word for word and the base model does not.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Assessment(Probed):
+    """What was found beside the gate's losses; see `TrainingFacts`."""
 
     samples: tuple[Sample, ...]
     expectation: str
-    probed: Probed
     copies: tuple[Copied, ...]
 
 
@@ -130,9 +109,7 @@ class Assessor:
         probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         return Assessment(
-            samples=choose(
-                Sample(one.source, one.text, alone, before, adapted) for one, alone, before, adapted in texts
-            ),
+            samples=choose(Sample(shown.source, shown.text, *written) for shown, *written in texts),
             expectation=expectation(
                 base.reference,
                 self._num_parameters,
@@ -140,8 +117,8 @@ class Assessor:
                 has_quiz=result.quiz is not None,
                 of_people=mostly_of_people(document.content for document in self._documents),
             ),
-            probed=probed,
             copies=tuple(self._copies()),
+            **vars(probed),
         )
 
     def _examine(self, adapter: Adapter, version: int, *, is_active: bool = False) -> EarlierVersion:
@@ -191,8 +168,9 @@ class Assessor:
         """Yields the documents of which the adapter repeats much more than the base model does."""
         run, task = self._run, self._run.task
         examples = task.dataset.examples
-        found = longest_copies(run.base, run.adaptation, examples, task.seed, self._on_event, task.options, self._check)
-        for copy in found:
+        for copy in longest_copies(
+            run.base, run.adaptation, examples, task.seed, self._on_event, task.options, self._check
+        ):
             if copy.is_learnt:
                 yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 

@@ -33,15 +33,10 @@ Losses = dict[int, float]  # nats by the number of a text
 
 @dataclass(frozen=True)
 class Probed:
-    """What the probes show of an adaptation.
+    """What the probes show of an adaptation; see `TrainingFigures`."""
 
-    Attributes:
-        general_before, general_after: the loss on general text in nats per token, of the base model and with it.
-        language, facts: how many items each knows; None if the model's tokenizer shows none.
-    """
-
-    general_before: float
-    general_after: float
+    general_loss_before: float
+    general_loss_after: float
     language: ProbeFigures | None = None
     facts: ProbeFigures | None = None
 
@@ -76,8 +71,8 @@ def probe(
     tokens = sum(example.num_loss_tokens for example in examples if example.document < first)
     facts_begin, end = first + 4 * len(language), first + 4 * len(language + facts)
     return Probed(
-        general_before=sum(loss for number, loss in before.items() if number < first) / tokens,
-        general_after=sum(loss for number, loss in after.items() if number < first) / tokens,
+        general_loss_before=sum(loss for number, loss in before.items() if number < first) / tokens,
+        general_loss_after=sum(loss for number, loss in after.items() if number < first) / tokens,
         language=_compare(before, after, range(first, facts_begin, 4)),
         facts=_compare(before, after, range(facts_begin, end, 4)),
     )

@@ -3,22 +3,16 @@
 import shlex
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
 
 from sebp_edge.basics.units import percent
-from sebp_edge.engine.training.gate import TOLERANCE, GateResult, Verdict
-from sebp_edge.engine.training.quiz import QuizFigures
-from sebp_edge.run.assessment import Copied
-from sebp_edge.run.reporting import Report
+from sebp_edge.engine.training.gate import TOLERANCE, Verdict
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.store.training_report import Sample, Tested
 from sebp_edge.values.chats import Author
-from sebp_edge.values.documents import LeftOut
 from sebp_edge.values.model_reference import ModelReference
-from sebp_edge.values.probe_figures import ProbeFigures, describe
-from sebp_edge.values.word_figures import WordFigures
+from sebp_edge.values.probe_figures import describe
+from sebp_edge.values.training_facts import Copied, Tested, TrainingFacts
 
 # A higher rise of the loss on general text is warned of. Trainings that harm nothing raise it by up to 6 %.
 HIGH_RISE = 0.1
@@ -33,139 +27,75 @@ class Boilerplate:
     loss_after: float
 
 
-def _read(path: str, missing=None) -> Any:
-    """Returns a property that reads a fact where it is; `missing` if there is None on the way."""
-
-    def fact(result):
-        for name in path.split("."):
-            result = getattr(result, name)
-            if result is None:
-                return missing
-        return result
-
-    return property(fact)
+# The keys of the JSON, beside those of all messages, in this order.
+KEYS = """
+    passed active overtaken_by verdict explanation name version adapter_path heldout_loss_before heldout_loss_after
+    gain gain_at_least recipe margin boilerplate compared_with gain_over_active gain_over_active_at_least tolerance
+    not_comparable best_before gain_over_best gain_over_best_at_least is_best refused trained_on_all refit_loss
+    learnt_on_from new changed gone quiz words concerns samples expectation general_loss_before general_loss_after
+    language facts copies documents examples tokens left_out padding_share tokens_per_second peak_memory_bytes
+    allocator_peak_bytes predicted_peak_bytes seconds phases command activation report_command
+"""
 
 
-class _Facts:
-    """What an `AdaptResult` says, in the order of its JSON."""
+class _Names:
+    """Facts under the names that they have in the result."""
 
-    passed: bool = _read("judged.passed")
-    active: bool = _read("saved.active")
-    overtaken_by: int | None
-    verdict: str = _read("report.record.verdict")
-    explanation: str = _read("report.record.explanation")
-    name: str | None = _read("saved.name")
-    version: int | None = _read("saved.version")
-    adapter_path: Path = _read("saved.path")
-    heldout_loss_before: float | None = _read("report.record.heldout_loss_before")
-    heldout_loss_after: float | None = _read("report.record.heldout_loss_after")
-    gain: float | None = _read("judged.gain.gain")
-    gain_at_least: float | None = _read("judged.gain.lower")
-    recipe: str = property(lambda self: self.report.record.recipe["name"])
-    margin: float = property(lambda self: self.report.record.recipe["margin"])
-    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.report.training.tested))
-    compared_with: int | None = _read("report.record.compared_with")
-    gain_over_active: float | None = _read("judged.gain_over_active.gain")
-    gain_over_active_at_least: float | None = _read("judged.gain_over_active.lower")
+    adapter_path: Path = property(lambda self: self.path)
+    recipe: str = property(lambda self: self.record.recipe["name"])
+    margin: float = property(lambda self: self.record.recipe["margin"])
     tolerance: float = TOLERANCE
-    not_comparable: str = _read("judged.life.active.reason", "")
-    best_before: int | None = _read("report.record.best_before")
-    gain_over_best: float | None = _read("judged.gain_over_best.gain")
-    gain_over_best_at_least: float | None = _read("judged.gain_over_best.lower")
-    is_best: bool = _read("judged.is_best")
-    refused: int = _read("judged.refused")
-    trained_on_all: bool = _read("judged.is_refit")
-    refit_loss: float | None = _read("judged.refit_loss")
-    learnt_on_from: int | None = _read("report.record.learnt_on_from")
-    new: int = _read("report.training.learnt_on.new", 0)
-    changed: int = _read("report.training.learnt_on.changed", 0)
-    gone: int = _read("report.training.learnt_on.gone", 0)
-    quiz: QuizFigures | None = _read("judged.quiz.figures")
-    words: WordFigures | None = _read("judged.words")
-    concerns: tuple[str, ...] = _read("report.training.concerns")
-    samples: tuple[Sample, ...] = _read("report.words.samples")
-    expectation: str = _read("report.training.expectation")
-    general_loss_before: float = _read("report.record.general_loss_before")
-    general_loss_after: float = _read("report.record.general_loss_after")
-    language: ProbeFigures | None = _read("report.record.language")
-    facts: ProbeFigures | None = _read("report.record.facts")
-    copies: tuple[Copied, ...] = property(
-        lambda self: tuple(
-            Copied(document, copy.run, copy.base_run)
-            for document, copy in zip(self.report.words.copies, self.report.training.copies, strict=True)
-        )
+    gain: float | None = property(lambda self: self.tested and self.tested.gains.over_base)
+    gain_at_least: float | None = property(lambda self: self.tested and self.tested.gains.over_base_at_least)
+    gain_over_active: float | None = property(lambda self: self.tested and self.tested.gains.over_active)
+    gain_over_active_at_least: float | None = property(
+        lambda self: self.tested and self.tested.gains.over_active_at_least
     )
-    documents: int = _read("report.training.texts.documents")
-    examples: int = _read("report.training.texts.examples")
-    tokens: int = _read("report.training.texts.tokens")
-    left_out: tuple[LeftOut, ...] = _read("report.words.left_out")
-    padding_share: float = _read("report.training.rows.padding_share")
-    tokens_per_second: float = _read("report.training.cost.tokens_per_second")
-    peak_memory_bytes: int = _read("report.training.cost.peak")
-    allocator_peak_bytes: int | None = _read("report.training.cost.allocator_peak")
-    predicted_peak_bytes: int | None = _read("report.training.cost.predicted")
+    gain_over_best: float | None = property(lambda self: self.tested and self.tested.gains.over_best)
+    gain_over_best_at_least: float | None = property(lambda self: self.tested and self.tested.gains.over_best_at_least)
+    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.tested))
+    new: int = property(lambda self: self.learnt_on.new if self.learnt_on else 0)
+    changed: int = property(lambda self: self.learnt_on.changed if self.learnt_on else 0)
+    gone: int = property(lambda self: self.learnt_on.gone if self.learnt_on else 0)
+    padding_share: float = property(lambda self: self.rows.padding_share)
+    tokens_per_second: float = property(lambda self: self.cost.tokens_per_second)
+    peak_memory_bytes: int = property(lambda self: self.cost.peak)
+    allocator_peak_bytes: int | None = property(lambda self: self.cost.allocator_peak)
+    predicted_peak_bytes: int | None = property(lambda self: self.cost.predicted)
     seconds: float = property(lambda self: sum(self.phases.values()))
-    phases: dict[str, float]
     command: str = property(lambda self: _command(self))
     activation: str = property(lambda self: _activation(self))
     report_command: str = property(lambda self: _report_command(self))
 
 
-@dataclass(frozen=True, repr=False)
-class AdaptResult(_Facts):
-    """The result of an adaptation.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class AdaptResult(_Names, TrainingFacts, SavedAdapter):
+    """The result of an adaptation: where the adapter is, and the facts of its training (see `TrainingFacts`).
 
     Losses are in nats per token. Those on test documents are of states that have not been trained on them, and leave
-    out boilerplate lines.
+    out boilerplate lines. `repr` leaves out the samples, which contain the user's text.
 
     Attributes:
         passed: whether the gate found the adapter better.
         active: whether it is the active version now.
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
-        verdict: what the gate said: "better", "no gain", "worse than active", "worse than best", "not comparable",
-            "not judged", "refit failed" or "forgets".
-        explanation: why the gate found the adapter better or not, in words.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
-        heldout_loss_before, heldout_loss_after: the loss on the test documents; None if they were not judged.
-        gain: by how much it fell, as a share of the loss before; None if it was not judged.
+        gain: by how much the test loss fell, as a share of the loss before; None if it was not judged.
         gain_at_least: the lower bound of the gain, with 95 % confidence.
         recipe: the name of the recipe.
         margin: the gain that the gate asks for.
         boilerplate: the loss on lines that stand in many documents; None if there are none.
-        compared_with: the version that was active before; None if there was none.
-        gain_over_active: the gain over that version, on documents that neither has been trained on; None if the two
-            were not compared.
+        gain_over_active: the gain over the version that was active before, on documents that neither has been trained
+            on; None if the two were not compared.
         gain_over_active_at_least: its lower bound, with 95 % confidence in all decisions of this name together; the
             gate asks for `-tolerance`.
         tolerance: how much worse than the active version a new one may be.
-        not_comparable: why the two were not compared; empty if they were.
-        best_before: the best version so far that could be compared, often the active one; None if there was none.
         gain_over_best, gain_over_best_at_least: as with the active version.
-        is_best: whether it is the best version from now on, which takes that it is surely no worse.
-        refused: how many versions the gate has refused beside an earlier one, this one included: the more, the surer a
-            new one has to be.
-        trained_on_all: whether the adapter was trained on all documents after the gate had judged it; this training is
-            not judged by itself.
-        refit_loss: the loss on the validation documents after that training, which has seen them.
-        learnt_on_from: the version that it learnt on from; None if it learnt all documents.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
-        words: what ghost text would have done in the test documents, before and after; None if that was not counted.
-        quiz: what a quiz showed; None if the recipe has none. If not None, the quiz decides.
-        answers: the quiz's questions about notes, and the adapter's answers; `repr` and `to_dict` leave them out.
+        answers: see `TrainingFacts`; `repr` and `to_dict` leave them out.
         authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.
-        concerns: what makes a gain on these texts meaningless, a sentence each; the gate then judges nothing.
-        samples: continuations of test documents by the base model, the version before and the judged state; they
-            contain the user's text, so `repr` leaves them out.
-        expectation: what to expect of this adapter, in words.
-        general_loss_before, general_loss_after: the loss on the bundled general text, of the base model and the
-            adapter.
-        language, facts: how many bundled items each knows: sentences beside the same with a mistake, and answers to
-            general questions beside wrong ones; None if the model's chat template shows none.
-        copies: documents that the adapter repeats word for word and the base model does not, longest first.
-        documents, examples, tokens: how many of each were used.
-        left_out: what was not used, with the reasons.
         padding_share: the share of padding if all examples are padded to the context length.
         tokens_per_second: tokens trained on per second of training, without padding.
         peak_memory_bytes: the process's peak memory: GPU memory, including CUDA's context and all else outside
@@ -180,18 +110,21 @@ class AdaptResult(_Facts):
         report_command: the command that writes a page with all figures of the adapter.
     """
 
-    saved: SavedAdapter
-    report: Report
-    judged: GateResult
+    # Known of each adaptation that was not stopped.
+    verdict: str
+    explanation: str
+    trained_on_all: bool
+    is_best: bool
+    refused: int
+    copies: tuple[Copied, ...]
     reference: ModelReference
     store: AdapterStore
     overtaken_by: int | None
     phases: dict[str, float]
     authors: tuple[Author, ...] = ()
-    answers = _read("report.words.answers")
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in _Facts.__annotations__ if name != "samples")
+        shown = (f"{name}={getattr(self, name)!r}" for name in KEYS.split() if name != "samples")
         return f"AdaptResult({', '.join(shown)})"
 
     @property
@@ -283,7 +216,7 @@ class AdaptResult(_Facts):
             "event": "result",
             "result_of": "adapt",
             "unchanged": self.unchanged,
-            **{name: _plain(getattr(self, name)) for name in _Facts.__annotations__},
+            **{name: _plain(getattr(self, name)) for name in KEYS.split()},
             "adapter_path": str(self.adapter_path),
             "warnings": self.warnings,
             "summary": self.summary,
@@ -304,24 +237,23 @@ def _boilerplate(tested: Tested | None) -> Boilerplate | None:
 
 def _command(result: AdaptResult) -> str:
     """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    saved, reference = result.saved, result.reference
-    words = ["sebp-edge", "generate", "The first words" if result.report.record.prompts == "text" else "A question"]
-    if result.quiz is not None and has_commands(result.store, saved):
+    is_named = has_commands(result.store, result)
+    words = ["sebp-edge", "generate", "The first words" if result.record.prompts == "text" else "A question"]
+    if result.quiz is not None and is_named:
         words = ["sebp-edge", "ask", "A question", "NOTES"]
-    words += ["--name", saved.name] if has_commands(result.store, saved) else ["--adapter", str(saved.path)]
-    if reference.has_path:
-        words += ["--model", reference.location]
+    words += ["--name", result.name] if is_named else ["--adapter", str(result.path)]
+    if result.reference.has_path:
+        words += ["--model", result.reference.location]
     return shlex.join(words)
 
 
 def _activation(result: AdaptResult) -> str:
-    saved = result.saved
-    return "" if saved.active or saved.name is None else describe_activation(result.store, saved)
+    return "" if result.active or result.name is None else describe_activation(result.store, result)
 
 
 def _report_command(result: AdaptResult) -> str:
     """Returns the command that writes the adapter's page."""
-    saved, words = result.saved, ["sebp-edge", "adapters", "report"]
-    if not has_commands(result.store, saved):
-        return shlex.join([*words, str(saved.path)])
-    return shlex.join([*words, saved.name, *([] if saved.active else ["--version", str(saved.version)])])
+    words = ["sebp-edge", "adapters", "report"]
+    if not has_commands(result.store, result):
+        return shlex.join([*words, str(result.path)])
+    return shlex.join([*words, result.name, *([] if result.active else ["--version", str(result.version)])])

@@ -15,8 +15,8 @@ from sebp_edge.errors import TextsError
 from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.lessons.prompts import EncodedPrompt, encode_prompt
 from sebp_edge.run.phases import NUM_BEGINNINGS, SAMPLED_TOKENS
-from sebp_edge.store.training_report import Sample
 from sebp_edge.values.documents import Content, Conversation, Document, PromptCompletion
+from sebp_edge.values.training_facts import Sample
 
 NUM_SAMPLES = 3
 # A beginning ends at a sentence or a line if it has so many characters by then.

@@ -5,25 +5,25 @@ import shlex
 import tempfile
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from sebp_edge.engine.models.adaptation import Adaptation, save_snapshots
+from sebp_edge.engine.training.facts import facts_of
 from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import SebpEdgeError, StorageError
-from sebp_edge.run.reporting import Report
+from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, write_history
-from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.names import folder_of
+from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import JUDGED, SavedAdapter, save_to
 from sebp_edge.store.training_report import write_report
-from sebp_edge.store.where import Where
-from sebp_edge.values.remembered import SplitHistory
+from sebp_edge.values.training_facts import TrainingFacts, facts_for
 
 
 @dataclass(frozen=True)
@@ -32,54 +32,68 @@ class NewVersion:
 
     Attributes:
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
-        splits: the split of each document; None outside the store.
-        entries: what the list of documents says of each, by the key of its fingerprint.
-        known: the texts that it has learnt; None if it cannot be learnt on from.
+        texts: what it knows of its texts; in the folder are its splits, the list of documents and what it has learnt.
         keeps_words: whether words and names of the user's are kept.
-        where: where its texts are; not in the version's folder.
     """
 
     adaptation: Adaptation
     judged_states: list[list[Tensor]]
-    splits: SplitHistory | None
-    entries: dict[int, Entry]
-    known: KnownTexts | None
-    report: Report
-    keeps_words: bool = False
-    where: Where = field(default_factory=Where)
+    texts: VersionTexts
+    facts: TrainingFacts
+    record: AdapterRecord
+    keeps_words: bool
 
     @classmethod
-    def of(cls, run: TrainingRun, texts: VersionTexts, report: Report, *, keeps_words: bool) -> "NewVersion":
-        """Collects a run's states.
+    def of(
+        cls, run: TrainingRun, texts: VersionTexts, assessment: Assessment | None, *, keeps_words: bool
+    ) -> "NewVersion":
+        """Collects a run's states and facts.
 
         A state that the gate has not judged is no state to compare later versions with.
+
+        Args:
+            assessment: None if it was stopped; the run has no result if the training was.
         """
+        facts, base, dataset = facts_of(run), run.base, run.task.dataset
+        if texts.learnt_on is not None:
+            facts = replace(facts, learnt_on=texts.learnt_on, learnt_on_from=texts.learnt_on.version)
+        if assessment is not None:
+            facts = replace(facts, **vars(assessment))
+        record = facts_for(
+            AdapterRecord,
+            facts,
+            base_model=base.reference.public_name,
+            model=base.reference.name,
+            fingerprint=base.fingerprint,
+            recipe=asdict(run.task.recipe),
+            quiz=asdict(facts.quiz) if facts.quiz else None,
+        )
         history = texts.history
         if history is not None and run.result is None:
             history = history.all_trained_on()
-        judged = run.judged_states if run.result and run.result.is_refit else []
         tokens = Counter()
-        for example in run.task.dataset.examples:
+        for example in dataset.examples:
             tokens[example.document] += len(example.input_ids)
         entries = {
-            fingerprint.key: Entry(number + 1, tokens[number], run.task.dataset.names.get(number))
-            for number, fingerprint in run.task.dataset.draw.fingerprints.items()
+            fingerprint.key: Entry(number + 1, tokens[number], dataset.names.get(number))
+            for number, fingerprint in dataset.draw.fingerprints.items()
         }
-        entries = texts.entries | entries
-        return cls(run.adaptation, judged, history, entries, texts.known, report, keeps_words, texts.where)
+        texts = replace(texts, history=history, entries=texts.entries | entries)
+        judged = run.judged_states if run.result and run.result.is_refit else []
+        return cls(run.adaptation, judged, texts, facts, record, keeps_words)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
         judged = {folder / JUDGED / str(number): state for number, state in enumerate(self.judged_states, start=1)}
-        for own in judged:
-            own.mkdir(parents=True)
+        for place in judged:
+            place.mkdir(parents=True)
         save_snapshots(self.adaptation, judged)
         self.adaptation.save(folder)
-        if self.splits is not None:
-            write_history(folder, self.splits, self.entries)
-        if self.known is not None:
-            self.known.write(folder)
-        write_report(folder, self.report.training, self.report.words if self.keeps_words else None)
+        if self.texts.history is not None:
+            write_history(folder, self.texts.history, self.texts.entries)
+        if self.texts.known is not None:
+            self.texts.known.write(folder)
+        write_report(folder, self.facts, keeps_words=self.keeps_words)
 
 
 @dataclass(frozen=True)
@@ -116,13 +130,13 @@ class Place:
         try:
             if self.out is None:
                 return self._save_in_store(version)
-            return save_to(version, version.report.record, self.out)
+            return save_to(version, version.record, self.out)
         except SebpEdgeError as error:
             message = " ".join(filter(None, [prefix, str(error), self._save_elsewhere(version)]))
             raise StorageError(message) from error
 
     def _save_in_store(self, version: NewVersion) -> SavedAdapter:
-        return self.adapter.save(version, version.report.record, activate=False, where=version.where)
+        return self.adapter.save(version, version.record, activate=False, where=version.texts.where)
 
     def _save_elsewhere(self, version: NewVersion) -> str:
         """Saves into the store if `out` failed, else into the system's temporary folder; says where, in a sentence."""
@@ -131,7 +145,7 @@ class Place:
                 return f"Instead, {describe_location(self._save_in_store(version))}."
         with suppress(SebpEdgeError):
             folder = Path(tempfile.gettempdir()) / f"sebp-edge-{folder_of(self.name)}-{secrets.token_hex(4)}"
-            save_to(version, version.report.record, folder)
+            save_to(version, version.record, folder)
             return f"Instead, the adapter is saved in {str(folder)!r}; move it before the system deletes it."
         return "The adapter could not be saved anywhere."
 

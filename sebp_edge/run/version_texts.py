@@ -8,10 +8,10 @@ from sebp_edge.store.history import Entry
 from sebp_edge.store.known_texts import KnownTexts
 from sebp_edge.store.where import Where
 from sebp_edge.values.dataset import Dataset
-from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory
+from sebp_edge.values.training_facts import LearntOn
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,13 @@ class VersionTexts:
         history: the documents that it knows, and those whose split it remembers.
         known: the texts that it has learnt; None if its training was stopped.
         entries: what the list of documents says of those that it knows although they are gone, by key.
-        learnt_on_from: the version that it learnt on from; None if it began at the base model.
-        lessons: what was trained on then; None if it began at the base model.
+        learnt_on: what it learnt on top of another version; None if it began at the base model.
     """
 
     history: SplitHistory | None = None
     known: KnownTexts | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
-    learnt_on_from: int | None = None
-    lessons: Lessons | None = None
+    learnt_on: LearntOn | None = None
     where: Where = field(default_factory=Where)
 
     @classmethod
@@ -41,17 +39,19 @@ class VersionTexts:
         salt = dataset.draw.history.salt
         keys = {number: f"{fingerprint.key:016x}" for number, fingerprint in dataset.draw.fingerprints.items()}
         texts = {document.hash(salt): keys.get(number, "") for number, document in enumerate(reading.documents)}
-        history, gone, entries = dataset.draw.history, {}, {}
+        history, gone, entries, learnt_on = dataset.draw.history, {}, {}, None
         groups = (reading.folders,)
         if starting_point.start is not None:
             history = history.learnt_on_from(starting_point.start.history)
             entries = starting_point.start.entries
-            known = starting_point.start.comparison.known
-            gone = known.still_known(texts, (f"{key:016x}" for key in starting_point.lessons.gone))
+            lessons, known = starting_point.lessons, starting_point.start.comparison.known
+            gone = known.still_known(texts, (f"{key:016x}" for key in lessons.gone))
+            counts = map(len, (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
+            learnt_on = LearntOn(starting_point.version, *counts)
             if gone:
                 groups += starting_point.start.where.earlier_than(reading.folders)
         elif starting_point.forgets:
             history = SplitHistory(history.known, history.salt)
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
         where = Where(texts=tuple(filter(None, groups)))
-        return cls(history, known, entries, starting_point.version, starting_point.lessons, where)
+        return cls(history, known, entries, learnt_on, where)

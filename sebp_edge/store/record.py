@@ -10,8 +10,8 @@ from typing import Literal
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
-from sebp_edge.values.probe_figures import ProbeFigures, describe
-from sebp_edge.values.word_figures import WordFigures
+from sebp_edge.values.probe_figures import describe
+from sebp_edge.values.training_facts import TrainingFigures
 
 RECORD = "sebp_edge.json"
 # The layout of an adapter's folder and record. A record without `format` is of format 1, which 0.1.0 wrote.
@@ -20,78 +20,31 @@ _TRAINED_ON_ALL = ", in the judged state; then it was trained on all documents, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterRecord:
-    """Counts, losses and settings of an adapter.
+class _Identity:
+    """What comes first in the file."""
+
+    base_model: str
+    model: str
+    fingerprint: str
+    recipe: dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterRecord(TrainingFigures, _Identity):
+    """What an adapter is, with the figures of its training: see `TrainingFigures`.
 
     Attributes:
         base_model: the base model's public name.
         model: the base model's name, which loads it again unless it is a local folder; never a path.
         fingerprint: the fingerprint of the base model's weights.
         recipe: the recipe's values.
-        documents, examples, tokens: how many of each were used.
-        heldout_loss_before, heldout_loss_after: the test loss in nats per token, of the base model and of the judged
-            states, without boilerplate lines; None if the adapter was not judged.
-        verdict: what the gate said (see `sebp_edge.engine.training.gate.Verdict`); None if the adapter was not judged.
-        trained_on_all: whether it was trained on all documents after the gate; None in records of older versions.
-        general_loss_before, general_loss_after: the loss on the bundled general text in nats per token; None if it was
-            not measured.
-        language, facts: how many bundled items the base model and the adapter know; None if it was not measured,
-            and in older records.
-        explanation: why the gate found it better or not, in words; None if it was not judged, and in older records.
-        compared_with: the version that was active before; None if there was none.
-        compared_loss_before, compared_loss_after: the losses of that version's judged states and of this one's, on the
-            test documents that neither has been trained on; None if the two were not compared.
-        best_before: the best version so far, which it was compared with, too; None if there was none.
-        best_loss_before, best_loss_after: the losses of that version's judged states and of this one's, as above.
-        is_best: whether it is the best version from then on, which takes that it is surely no worse; None in older
-            records.
-        refused: how many versions of its name the gate had refused beside an earlier one, this one included; None in
-            older records.
-        learnt_on_from: the version that it learnt on from; None if it began at the base model, and in older records.
-        packages: the versions of Python and of the packages that compute; None in older records.
-        threads: how many threads computed on the CPU; None on a GPU, and in older records.
-        seed: the random seed of the adaptation.
-        chat: whether prompts are rendered with the model's chat template, as most of the documents were; None in
-            records of older versions, in which the recipe's chat_template decides.
-        quiz: what a quiz showed (see `sebp_edge.engine.training.quiz.QuizFigures`); None without one.
-        words: what ghost text would have done in the test documents; None if that was not counted, and in older
-            records.
+        quiz: what a quiz showed (see `QuizFigures`); None without one.
         created: when it was made, in UTC, as an ISO 8601 string.
         sebp_edge: the version of sebp-edge that made it.
         format: the format of the folder and of this record (see FORMAT).
     """
 
-    base_model: str
-    model: str
-    fingerprint: str
-    recipe: dict
-    documents: int
-    examples: int
-    tokens: int
-    heldout_loss_before: float | None = None
-    heldout_loss_after: float | None = None
-    seed: int
-    verdict: str | None = None
-    trained_on_all: bool | None = None
-    general_loss_before: float | None = None
-    general_loss_after: float | None = None
-    language: ProbeFigures | None = None
-    facts: ProbeFigures | None = None
-    chat: bool | None = None
-    explanation: str | None = None
-    compared_with: int | None = None
-    compared_loss_before: float | None = None
-    compared_loss_after: float | None = None
-    best_before: int | None = None
-    best_loss_before: float | None = None
-    best_loss_after: float | None = None
-    is_best: bool | None = None
-    refused: int | None = None
-    learnt_on_from: int | None = None
-    packages: dict[str, str] | None = None
-    threads: int | None = None
     quiz: dict[str, int | None] | None = None
-    words: WordFigures | None = None
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = dataclasses.field(default_factory=lambda: __version__)
     format: int = FORMAT

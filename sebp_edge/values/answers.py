@@ -1,4 +1,4 @@
-"""Decides whether a reply gives an answer."""
+"""The answers of a quiz: its figures, and whether a reply gives an answer."""
 
 import re
 import unicodedata
@@ -18,6 +18,36 @@ class Answered:
     answer: str
     reply: str
     right: bool
+
+
+@dataclass(frozen=True)
+class QuizFigures:
+    """The figures of a quiz, without text.
+
+    Attributes:
+        questions: how many were asked about notes.
+        right_before, right_after: how many of them the base model and the adapter answered right below the passage
+            that the search finds.
+        right_active: the same of the version that was active before; None without one.
+        right_passage_before, right_passage_after: below the passage with the answer.
+        alone_before, alone_after: without a passage.
+        refused, rightly_refused: how many the search refuses, and how many it would refuse without their notes.
+        general_questions, general_before, general_after: the same of general questions.
+    """
+
+    questions: int
+    right_before: int
+    right_after: int
+    right_passage_before: int
+    right_passage_after: int
+    alone_before: int
+    alone_after: int
+    refused: int
+    rightly_refused: int
+    general_questions: int
+    general_before: int
+    general_after: int
+    right_active: int | None = None
 
 
 def is_right(reply: str, answers: Iterable[str]) -> bool:

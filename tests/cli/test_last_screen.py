@@ -12,12 +12,12 @@ from sebp_edge.engine.training.comparison import Comparison
 from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life, Verdict
 from sebp_edge.engine.training.quiz import QuizResult, Replies
-from sebp_edge.run.assessment import Copied
 from sebp_edge.run.expectations import expectation
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.probe_figures import ProbeFigures
+from sebp_edge.values.training_facts import Copied
 from sebp_edge.values.word_figures import WordFigures
 
 LOSSES = HeldOutLoss(dict.fromkeys(range(1200), 4.0), dict.fromkeys(range(1200), 1))

@@ -26,7 +26,7 @@ from sebp_edge.export.export_result import ExportResult
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
 from sebp_edge.run.inspection import Inspection
-from sebp_edge.run.result import _Facts
+from sebp_edge.run.result import KEYS, AdaptResult
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.verify_forgotten import Verification
 from sebp_edge.serve import messages
@@ -58,6 +58,8 @@ SAVED = {"name": str, "version": int, "active": bool, "adapter_path": str}
 LOCATED = {"name": str | None, "version": int | None}
 CODES = sorted(error.code for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code"))
 HTML = {"html": str | None}
+ADAPTED = {"passed": bool} | get_type_hints(AdaptResult)
+ADAPTED = {name: ADAPTED[name] for name in KEYS.split()} | {"adapter_path": str}
 
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
 MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
@@ -73,7 +75,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     (
         "result",
         "adapt",
-        hints(_Facts) | {"unchanged": Literal[False], "warnings": list[str], "summary": str},
+        ADAPTED | {"unchanged": Literal[False], "warnings": list[str], "summary": str},
         {},
     ),
     ("result", "adapt", hints(UnchangedResult) | {"unchanged": Literal[True], "summary": str}, {}),

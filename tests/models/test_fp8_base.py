@@ -129,7 +129,7 @@ def test_a_whole_adaptation_runs_in_fp8(folder, anywhere, notes_folder):
     assert loaded.dtype == "fp8"
     assert not any("padded batches" in event.message for event in events if isinstance(event, Notice))
     assert result.heldout_loss_after < result.heldout_loss_before
-    assert result.report.record.recipe["load_in_fp8"] is True
+    assert result.record.recipe["load_in_fp8"] is True
 
 
 def test_layers_of_other_sizes_stay_as_they_are(anywhere, tokenizer, tmp_path):

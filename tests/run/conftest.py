@@ -29,7 +29,7 @@ def whole(model, notes, tmp_path_factory):
             store = tmp_path_factory.mktemp("whole") / "store"
             made = personalizer(model, store)
             result = made.adapt(folder, activate_anyway=True)
-            found[number] = bits(made.store), verdict(result), result.report.training.curves, made.events, store
+            found[number] = bits(made.store), verdict(result), result.curves, made.events, store
     return found
 
 

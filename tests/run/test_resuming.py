@@ -84,7 +84,7 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     told += fractions(resumed)
     assert told == sorted(told) and told[-1] == 1  # from each pause, progress goes on
     assert (bits(store), verdict(result)) == whole[number][:2]
-    assert result.report.training.curves == whole[number][2]
+    assert result.curves == whole[number][2]
     assert store.jobs.list() == []
     assert not any(job.folder.parent.iterdir())
 
@@ -110,7 +110,7 @@ def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_mos
     assert sum(isinstance(event, StepDone) for event in paused.events) == 1
     resumed = personalizer(**store.jobs.get().arguments(), store=store)
     result = resumed.resume()
-    assert (bits(store), verdict(result), result.report.training.curves) == whole[30][:3]
+    assert (bits(store), verdict(result), result.curves) == whole[30][:3]
 
 
 def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, run_
             with pytest.raises(Paused):
                 made.adapt(notes[30], activate_anyway=True)
             _, result = resume(store)
-        found.append((bits(store), verdict(result), result.report.training.curves))
+        found.append((bits(store), verdict(result), result.curves))
     assert found[0] == found[1]
 
 

@@ -12,8 +12,8 @@ from sebp_edge.engine.models.sampling import NonFiniteLogits
 from sebp_edge.lessons.examples import encode
 from sebp_edge.run import samples
 from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, SAMPLING, choose, continue_each, find_beginnings
-from sebp_edge.store.training_report import Sample
 from sebp_edge.values.documents import Conversation, Document, PromptCompletion
+from sebp_edge.values.training_facts import Sample
 
 QUESTION = {"role": "user", "content": "where is the map"}
 ANSWER = {"role": "assistant", "content": "at home"}

@@ -5,6 +5,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from builders import make_sentences
@@ -15,9 +16,10 @@ from sebp_edge import AdapterRecord, AdapterStore, Recipe
 from sebp_edge.basics.pages import chart
 from sebp_edge.errors import AdapterError, Interrupted, OptionError
 from sebp_edge.events import StepDone
-from sebp_edge.store import training_report
-from sebp_edge.store.training_report import REPORT, SAMPLES, Curve, TrainingReport
+from sebp_edge.store.training_report import REPORT, SAMPLES, KeptSamples, TrainingReport
 from sebp_edge.store.version_report import VersionReport
+from sebp_edge.values import training_facts
+from sebp_edge.values.training_facts import Curve
 from sebp_edge.values.word_figures import WordFigures
 
 SECRET = "xylophonquark"
@@ -235,9 +237,9 @@ def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_f
 
 
 def test_a_page_has_no_row_for_what_was_not_predicted_and_no_boilerplate_below_a_percent(store):
-    gains = training_report.Gains(0.1, 0.05, None, None, 0.01, 0.02, "")
-    loss = training_report.TestLoss(3.0, 2.9, 3.1, 5, 90)
-    tested = training_report.Tested(loss, None, loss, gains, 3.2, 4.0, None, 0.004)
+    gains = training_facts.Gains(0.1, 0.05, None, None, 0.01, 0.02, "")
+    loss = training_facts.TestLoss(3.0, 2.9, 3.1, 5, 90)
+    tested = training_facts.Tested(loss, None, loss, gains, 3.2, 4.0, None, 0.004)
     text = Page(report_of(store, minimal_report() | {"tested": dataclasses.asdict(tested)}).to_html()).text
     assert "predicted" not in text and "On lines that stand in many documents" not in text
     tested = dataclasses.asdict(dataclasses.replace(tested, boilerplate_share=0.02))
@@ -282,10 +284,10 @@ def minimal_report() -> dict:
     report = TrainingReport(
         tested=None,
         curves=(Curve("train", 1, (1, 2), (3.0, 2.5), (0, 2), (3.1, 2.6)),),
-        texts=training_report.Texts(3, 3, 90, {"train": 3}, {"empty": 1}),
-        rows=training_report.RowCounts(64, 192, 90, 87, 87, False),
-        cost=training_report.Cost("cpu", None, None, 10**9, None, 3.0, 2.0, 45.0),
-        copies=(training_report.CopiedRun(40, 3),),
+        texts=training_facts.Texts(3, 3, 90, {"train": 3}, {"empty": 1}),
+        rows=training_facts.RowCounts(64, 192, 90, 87, 87, False),
+        cost=training_facts.Cost("cpu", None, None, 10**9, None, 3.0, 2.0, 45.0),
+        copies=(training_facts.CopiedRun(40, 3),),
         expectation="",
         concerns=(),
     )
@@ -368,10 +370,17 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
 def test_the_page_about_adapters_documents_every_key_of_the_json():
     page = (Path(__file__).parents[2] / "sebp_edge" / "guide" / "versions.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(\w+)`", page))
-    kinds = [kind for kind in vars(training_report).values() if dataclasses.is_dataclass(kind)]
-    for kind in (VersionReport, *kinds):
-        for field in dataclasses.fields(kind):
-            assert field.name in named | {"with_samples"}, (kind, field.name)
+
+    def check(kind):
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+            assert field.name in named, (kind, field.name)
+            check(field.type)
+        for part in get_args(kind):
+            check(part)
+
+    check(TrainingReport)
+    check(KeptSamples)
+    assert {field.name for field in dataclasses.fields(VersionReport)} <= named | {"with_samples"}
 
 
 def test_recipes_of_any_values_are_shown(store):

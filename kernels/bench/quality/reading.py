@@ -109,7 +109,7 @@ def measure(job: Job) -> list[dict]:
                 "examples": result.examples,
                 "tokens": result.tokens,
                 "seconds": round(result.seconds, 1),
-                "training_seconds": result.report.training.cost.training_seconds,
+                "training_seconds": result.cost.training_seconds,
             }
             trained |= {f"quiz_{name}": value for name, value in vars(result.quiz).items()} if result.quiz else {}
         replies = Replies(personalizer)
