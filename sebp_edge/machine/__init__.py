@@ -3,6 +3,7 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 devices      the device to run on: dtype, memory, speed, and what to do when memory runs out
+packages     the versions of the libraries that compute
 host         the host's memory, within the limits of containers, and what is known of GPUs without torch
 process      the memory that this process uses, and a cap on what torch may allocate on a GPU
 captures     captures work on a GPU as a CUDA graph, and cleans up after a capture that failed

@@ -21,10 +21,8 @@ version_texts     what a version knows of its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 samples           continues the beginnings of a few documents, before and after
 probing           measures general text, language and facts, before and after
-copying           finds training text that the adapted model repeats word for word
 replies           asks a model the questions of a quiz, and those whose replies it teaches
 saving            saves the adapter; if that fails, saves it elsewhere
-reporting         Report: the facts of a run, which its version, page and result read
 forgetting        makes an adapter forget documents
 verify_forgotten  trains a version again to check what it has forgotten
 result            AdaptResult: the result of an adaptation

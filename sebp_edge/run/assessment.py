@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sebp_edge.engine.models.adaptation import Adaptation, load
 from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.training.copies import longest_copies
 from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life
 from sebp_edge.engine.training.quiz import QuizResult, Replies
@@ -15,9 +16,9 @@ from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import Event
 from sebp_edge.lessons.split_history import find_unseen
-from sebp_edge.run.copying import longest_copies
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
+from sebp_edge.run.phases import COPIED_TOKENS
 from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
@@ -108,6 +109,18 @@ class Assessor:
         self._job.enter(GENERAL)
         probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
+        examples, names = run.task.dataset.examples, [document.source for document in self._documents]
+        copies = longest_copies(
+            base,
+            adaptation,
+            examples,
+            names,
+            run.task.seed,
+            COPIED_TOKENS,
+            self._on_event,
+            run.task.options,
+            self._check,
+        )
         return Assessment(
             samples=choose(Sample(shown.source, shown.text, *written) for shown, *written in texts),
             expectation=expectation(
@@ -117,7 +130,7 @@ class Assessor:
                 has_quiz=result.quiz is not None,
                 of_people=mostly_of_people(document.content for document in self._documents),
             ),
-            copies=tuple(self._copies()),
+            copies=tuple(copy for copy in copies if copy.is_learnt),
             **vars(probed),
         )
 
@@ -163,16 +176,6 @@ class Assessor:
         if not merged.rest.tokens:
             return replace(unscored, reason="it was trained on all test documents of these texts")
         return replace(unscored, losses=merged)
-
-    def _copies(self) -> Iterator[Copied]:
-        """Yields the documents of which the adapter repeats much more than the base model does."""
-        run, task = self._run, self._run.task
-        examples = task.dataset.examples
-        for copy in longest_copies(
-            run.base, run.adaptation, examples, task.seed, self._on_event, task.options, self._check
-        ):
-            if copy.is_learnt:
-                yield Copied(self._documents[copy.document].source, copy.run, copy.base_run)
 
     def _on_event(self, event: Event) -> None:
         self._job(event)

@@ -5,14 +5,14 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 
 from sebp_edge.basics.units import percent
-from sebp_edge.engine.training.gate import TOLERANCE, Verdict
+from sebp_edge.engine.training.gate import Verdict
 from sebp_edge.run.saving import describe_activation, has_commands
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.values.chats import Author
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.probe_figures import describe
-from sebp_edge.values.training_facts import Copied, Tested, TrainingFacts
+from sebp_edge.values.training_facts import Copied, Gains, TrainingFacts
 
 # A higher rise of the loss on general text is warned of. Trainings that harm nothing raise it by up to 6 %.
 HIGH_RISE = 0.1
@@ -42,18 +42,16 @@ class _Names:
     """Facts under the names that they have in the result."""
 
     adapter_path: Path = property(lambda self: self.path)
+    gain: float | None = property(lambda self: self.gains.over_base)
+    gain_at_least: float | None = property(lambda self: self.gains.over_base_at_least)
     recipe: str = property(lambda self: self.record.recipe["name"])
-    margin: float = property(lambda self: self.record.recipe["margin"])
-    tolerance: float = TOLERANCE
-    gain: float | None = property(lambda self: self.tested and self.tested.gains.over_base)
-    gain_at_least: float | None = property(lambda self: self.tested and self.tested.gains.over_base_at_least)
-    gain_over_active: float | None = property(lambda self: self.tested and self.tested.gains.over_active)
-    gain_over_active_at_least: float | None = property(
-        lambda self: self.tested and self.tested.gains.over_active_at_least
-    )
-    gain_over_best: float | None = property(lambda self: self.tested and self.tested.gains.over_best)
-    gain_over_best_at_least: float | None = property(lambda self: self.tested and self.tested.gains.over_best_at_least)
-    boilerplate: Boilerplate | None = property(lambda self: _boilerplate(self.tested))
+    margin: float = property(lambda self: self.gains.margin)
+    gain_over_active: float | None = property(lambda self: self.gains.over_active)
+    gain_over_active_at_least: float | None = property(lambda self: self.gains.over_active_at_least)
+    tolerance: float = property(lambda self: self.gains.tolerance)
+    not_comparable: str = property(lambda self: self.gains.not_comparable)
+    gain_over_best: float | None = property(lambda self: self.gains.over_best)
+    gain_over_best_at_least: float | None = property(lambda self: self.gains.over_best_at_least)
     new: int = property(lambda self: self.learnt_on.new if self.learnt_on else 0)
     changed: int = property(lambda self: self.learnt_on.changed if self.learnt_on else 0)
     gone: int = property(lambda self: self.learnt_on.gone if self.learnt_on else 0)
@@ -63,9 +61,6 @@ class _Names:
     allocator_peak_bytes: int | None = property(lambda self: self.cost.allocator_peak)
     predicted_peak_bytes: int | None = property(lambda self: self.cost.predicted)
     seconds: float = property(lambda self: sum(self.phases.values()))
-    command: str = property(lambda self: _command(self))
-    activation: str = property(lambda self: _activation(self))
-    report_command: str = property(lambda self: _report_command(self))
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -76,7 +71,6 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
     out boilerplate lines. `repr` leaves out the samples, which contain the user's text.
 
     Attributes:
-        passed: whether the gate found the adapter better.
         active: whether it is the active version now.
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
@@ -85,12 +79,12 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         gain_at_least: the lower bound of the gain, with 95 % confidence.
         recipe: the name of the recipe.
         margin: the gain that the gate asks for.
-        boilerplate: the loss on lines that stand in many documents; None if there are none.
         gain_over_active: the gain over the version that was active before, on documents that neither has been trained
             on; None if the two were not compared.
         gain_over_active_at_least: its lower bound, with 95 % confidence in all decisions of this name together; the
             gate asks for `-tolerance`.
         tolerance: how much worse than the active version a new one may be.
+        not_comparable: why the two were not compared; empty if they were.
         gain_over_best, gain_over_best_at_least: as with the active version.
         new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
             knew are gone; they stay known. A changed document is related to one that it knew.
@@ -104,10 +98,6 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
         seconds: the time from the call to the result, without time in which the process could not run.
         phases: the same by phase, as in `JobProgress` events.
-        command: the command that uses the adapter.
-        activation: the command, or outside of the default store the call, that activates the adapter; empty if it is
-            active, or not in a store.
-        report_command: the command that writes a page with all figures of the adapter.
     """
 
     # Known of each adaptation that was not stopped.
@@ -116,6 +106,7 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
     trained_on_all: bool
     is_best: bool
     refused: int
+    gains: Gains
     copies: tuple[Copied, ...]
     reference: ModelReference
     store: AdapterStore
@@ -126,6 +117,42 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
     def __repr__(self) -> str:
         shown = (f"{name}={getattr(self, name)!r}" for name in KEYS.split() if name != "samples")
         return f"AdaptResult({', '.join(shown)})"
+
+    @property
+    def boilerplate(self) -> Boilerplate | None:
+        """The loss on lines that stand in many documents; None if there are none."""
+        if self.tested is None or self.tested.boilerplate_base is None:
+            return None
+        tested = self.tested
+        return Boilerplate(tested.boilerplate_share, tested.boilerplate_base, tested.boilerplate_adapted)
+
+    @property
+    def command(self) -> str:
+        """The command that uses the adapter: by name if it is in the default store, else by folder."""
+        is_named = has_commands(self.store, self)
+        words = ["sebp-edge", "generate", "The first words" if self.record.prompts == "text" else "A question"]
+        if self.quiz is not None and is_named:
+            words = ["sebp-edge", "ask", "A question", "NOTES"]
+        words += ["--name", self.name] if is_named else ["--adapter", str(self.path)]
+        if self.reference.has_path:
+            words += ["--model", self.reference.location]
+        return shlex.join(words)
+
+    @property
+    def activation(self) -> str:
+        """The command, or outside of the default store the call, that activates the adapter.
+
+        Empty if it is active, or not in a store.
+        """
+        return "" if self.active or self.name is None else describe_activation(self.store, self)
+
+    @property
+    def report_command(self) -> str:
+        """The command that writes a page with all figures of the adapter."""
+        words = ["sebp-edge", "adapters", "report"]
+        if not has_commands(self.store, self):
+            return shlex.join([*words, str(self.path)])
+        return shlex.join([*words, self.name, *([] if self.active else ["--version", str(self.version)])])
 
     @property
     def unchanged(self) -> bool:
@@ -227,33 +254,3 @@ def _plain(value):
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return asdict(value) if is_dataclass(value) else value
-
-
-def _boilerplate(tested: Tested | None) -> Boilerplate | None:
-    if tested is None or tested.boilerplate_base is None:
-        return None
-    return Boilerplate(tested.boilerplate_share, tested.boilerplate_base, tested.boilerplate_adapted)
-
-
-def _command(result: AdaptResult) -> str:
-    """Returns the command that uses the adapter: by name if it is in the default store, else by folder."""
-    is_named = has_commands(result.store, result)
-    words = ["sebp-edge", "generate", "The first words" if result.record.prompts == "text" else "A question"]
-    if result.quiz is not None and is_named:
-        words = ["sebp-edge", "ask", "A question", "NOTES"]
-    words += ["--name", result.name] if is_named else ["--adapter", str(result.path)]
-    if result.reference.has_path:
-        words += ["--model", result.reference.location]
-    return shlex.join(words)
-
-
-def _activation(result: AdaptResult) -> str:
-    return "" if result.active or result.name is None else describe_activation(result.store, result)
-
-
-def _report_command(result: AdaptResult) -> str:
-    """Returns the command that writes the adapter's page."""
-    words = ["sebp-edge", "adapters", "report"]
-    if not has_commands(result.store, result):
-        return shlex.join([*words, str(result.path)])
-    return shlex.join([*words, result.name, *([] if result.active else ["--version", str(result.version)])])

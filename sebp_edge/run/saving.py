@@ -3,7 +3,6 @@
 import secrets
 import shlex
 import tempfile
-from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.history import Entry, write_history
+from sebp_edge.store.history import write_history
 from sebp_edge.store.names import folder_of
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import JUDGED, SavedAdapter, save_to
@@ -54,7 +53,7 @@ class NewVersion:
         Args:
             assessment: None if it was stopped; the run has no result if the training was.
         """
-        facts, base, dataset = facts_of(run), run.base, run.task.dataset
+        facts, base = facts_of(run), run.base
         if texts.learnt_on is not None:
             facts = replace(facts, learnt_on=texts.learnt_on, learnt_on_from=texts.learnt_on.version)
         if assessment is not None:
@@ -68,17 +67,8 @@ class NewVersion:
             recipe=asdict(run.task.recipe),
             quiz=asdict(facts.quiz) if facts.quiz else None,
         )
-        history = texts.history
-        if history is not None and run.result is None:
-            history = history.all_trained_on()
-        tokens = Counter()
-        for example in dataset.examples:
-            tokens[example.document] += len(example.input_ids)
-        entries = {
-            fingerprint.key: Entry(number + 1, tokens[number], dataset.names.get(number))
-            for number, fingerprint in dataset.draw.fingerprints.items()
-        }
-        texts = replace(texts, history=history, entries=texts.entries | entries)
+        if texts.history is not None and run.result is None:
+            texts = replace(texts, history=texts.history.all_trained_on())
         judged = run.judged_states if run.result and run.result.is_refit else []
         return cls(run.adaptation, judged, texts, facts, record, keeps_words)
 

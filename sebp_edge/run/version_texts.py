@@ -1,5 +1,6 @@
 """What a version knows of its texts, so that the next adaptation can learn on from it."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from sebp_edge.engine.models.files_digest import files_digest
@@ -21,7 +22,7 @@ class VersionTexts:
     Attributes:
         history: the documents that it knows, and those whose split it remembers.
         known: the texts that it has learnt; None if its training was stopped.
-        entries: what the list of documents says of those that it knows although they are gone, by key.
+        entries: what the list of documents says of each, by the key of its fingerprint.
         learnt_on: what it learnt on top of another version; None if it began at the base model.
     """
 
@@ -43,7 +44,7 @@ class VersionTexts:
         groups = (reading.folders,)
         if starting_point.start is not None:
             history = history.learnt_on_from(starting_point.start.history)
-            entries = starting_point.start.entries
+            entries |= starting_point.start.entries
             lessons, known = starting_point.lessons, starting_point.start.comparison.known
             gone = known.still_known(texts, (f"{key:016x}" for key in lessons.gone))
             counts = map(len, (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
@@ -52,6 +53,13 @@ class VersionTexts:
                 groups += starting_point.start.where.earlier_than(reading.folders)
         elif starting_point.forgets:
             history = SplitHistory(history.known, history.salt)
+        tokens = Counter()
+        for example in dataset.examples:
+            tokens[example.document] += len(example.input_ids)
+        entries |= {
+            fingerprint.key: Entry(number + 1, tokens[number], dataset.names.get(number))
+            for number, fingerprint in dataset.draw.fingerprints.items()
+        }
         known = KnownTexts(salt, files_digest(reference) or "", texts, gone)
         where = Where(texts=tuple(filter(None, groups)))
         return cls(history, known, entries, learnt_on, where)

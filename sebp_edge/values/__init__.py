@@ -11,7 +11,8 @@ example, teacher_tokens
 draw, dataset         the splits of documents; examples of all documents in them, and what a model is asked
 lessons               what trains on which documents if a version is learnt on from
 remembered            what a version remembers of documents, without their texts; imports no numpy
-answers               whether a reply gives an answer
+answers               whether a reply gives an answer, and the figures of a quiz
+training_facts        what a training found, from which its record, report, samples and result are made
 probe_figures         what a probe shows: how many of its items a model knows, before and after
 word_figures          keystrokes that ghost text saves, and next words that are guessed
 preparation_progress  events while texts are read, compared and tokenised

@@ -211,6 +211,11 @@ class Copied:
     run: int
     base_run: int
 
+    @property
+    def is_learnt(self) -> bool:
+        """Whether to warn: the run is more than twice the base model's."""
+        return self.run > 2 * self.base_run
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -340,7 +345,7 @@ class TrainingFacts(TrainingFigures, ReportedFacts):
         answers: the quiz's questions about notes, and the adapter's answers; empty without a quiz.
         refit_loss: the loss on the validation documents after the training on all documents, which has seen them; None
             without it.
-        not_comparable: why it was not compared with the version that was active; empty if it was.
+        gains: those of `tested`, also if it was not judged; None if the training was stopped before.
     """
 
     tested: Tested | None = None
@@ -350,7 +355,7 @@ class TrainingFacts(TrainingFigures, ReportedFacts):
     left_out: tuple[LeftOut, ...]
     answers: tuple[Answered, ...] = ()
     refit_loss: float | None = None
-    not_comparable: str = ""
+    gains: Gains | None = None
 
 
 def facts_for(kind: type[Kind], facts: TrainingFacts, **others) -> Kind:

@@ -58,8 +58,10 @@ SAVED = {"name": str, "version": int, "active": bool, "adapter_path": str}
 LOCATED = {"name": str | None, "version": int | None}
 CODES = sorted(error.code for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code"))
 HTML = {"html": str | None}
-ADAPTED = {"passed": bool} | get_type_hints(AdaptResult)
-ADAPTED = {name: ADAPTED[name] for name in KEYS.split()} | {"adapter_path": str}
+ADAPTED = {
+    name: get_type_hints(AdaptResult).get(name) or get_type_hints(getattr(AdaptResult, name).fget)["return"]
+    for name in KEYS.split()
+} | {"adapter_path": str}
 
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
 MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [

@@ -11,6 +11,8 @@ checkpoint            writes how far a run is, as often as it costs little, and 
 evaluation            computes held-out losses by document, and counts guessed words
 words                 reads from logits which words are guessed
 scoring               computes losses without training
+facts                 collects the facts of a run: counts, losses, curves, memory and time
+copies                finds training text that the adapted model repeats word for word
 scale_down            scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out

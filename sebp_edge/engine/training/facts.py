@@ -82,7 +82,7 @@ def _judged(facts: TrainingFacts, task: Task, result: GateResult) -> TrainingFac
         tested=_tested(result, active, gains, task.dataset.draw.cluster_of) if result.gain else None,
         answers=tuple(quiz.answered) if quiz else (),
         refit_loss=result.refit_loss,
-        not_comparable=active.reason,
+        gains=gains,
     )
 
 

@@ -16,14 +16,15 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.sparse.rows.schedule import Schedule, shuffled_batches
+from sebp_edge.engine.training import copies as module
+from sebp_edge.engine.training.copies import longest_copies, longest_run
 from sebp_edge.engine.training.loop import Trainer
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.events import ExamplesEvaluated, silent
 from sebp_edge.lessons.examples import encode
-from sebp_edge.run import copying
-from sebp_edge.run.copying import Copy, longest_copies, longest_run
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import Example, outlines
+from sebp_edge.values.training_facts import Copied
 
 MEMORISED = RECIPE.replace(method="full", learning_rate=3e-2, epochs=40, batch_tokens=80)
 
@@ -45,13 +46,18 @@ def memorised(model_folder):
 @pytest.fixture
 def warn_from(monkeypatch):
     """A function that sets from how many tokens on a run counts as long."""
-    return functools.partial(monkeypatch.setattr, copying, "MIN_WARNED_RUN")
+    return functools.partial(monkeypatch.setattr, module, "MIN_WARNED_RUN")
 
 
 @pytest.fixture
 def all_runs(warn_from):
     """Makes every run count as long."""
     warn_from(0)
+
+
+def copies_of(base, adaptation, examples, seed=0, on_event=silent, *options):
+    """The copies among at most 200 tokens, with the numbers of documents as their names."""
+    return longest_copies(base, adaptation, examples, range(100), seed, 200, on_event, *options)
 
 
 def longest_by_decoding(model, example):
@@ -69,7 +75,7 @@ def longest_by_decoding(model, example):
 @pytest.mark.slow
 def test_a_run_is_what_greedy_decoding_brings_back(memorised, all_runs):
     base, adaptation, examples = memorised
-    copies = longest_copies(base, adaptation, examples, 0, silent)
+    copies = copies_of(base, adaptation, examples)
     assert [copy.run for copy in copies] == sorted((copy.run for copy in copies), reverse=True)
     assert len(copies) == 4 and copies[0].run > 10
     for copy in (copies[0], copies[-1]):
@@ -79,21 +85,21 @@ def test_a_run_is_what_greedy_decoding_brings_back(memorised, all_runs):
 
 
 def test_what_was_learnt_is_copied_and_the_rest_is_not(memorised, all_runs):
-    copies = {copy.document: copy for copy in longest_copies(*memorised, 0, silent)}
+    copies = {copy.document: copy for copy in copies_of(*memorised)}
     assert min(copies[0].run, copies[1].run) > 2 * max(copies[2].run, copies[3].run)
     assert max(copy.base_run for copy in copies.values()) < 4
 
 
 def test_boilerplate_neither_counts_nor_ends_a_run(memorised, all_runs):
     base, adaptation, examples = memorised
-    (whole,) = longest_copies(base, adaptation, examples[:1], 0, silent)
+    (whole,) = copies_of(base, adaptation, examples[:1])
     # A token in the middle of what is learnt by heart is another one.
     ids, labels = (list(each) for each in (examples[0].input_ids, examples[0].labels))
     labels[len(labels) // 2] = 5
     changed = [Example(ids, labels, 0)]
-    (broken,) = longest_copies(base, adaptation, changed, 0, silent)
+    (broken,) = copies_of(base, adaptation, changed)
     flags = bytes(position == len(labels) // 2 for position in range(len(labels)))
-    (skipped,) = longest_copies(base, adaptation, [Example(ids, labels, 0, flags)], 0, silent)
+    (skipped,) = copies_of(base, adaptation, [Example(ids, labels, 0, flags)])
     assert broken.run < skipped.run == whole.run - 1
 
 
@@ -118,7 +124,7 @@ def test_the_longest_run(predicted, labels, skipped, longest):
     ("run", "base_run", "is_learnt"), [(32, 0, True), (32, 16, False), (33, 16, True), (400, 300, False)]
 )
 def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_learnt):
-    assert Copy(0, run, base_run).is_learnt == is_learnt
+    assert Copied("", run, base_run).is_learnt == is_learnt
 
 
 def test_the_base_model_computes_only_documents_with_a_long_run(memorised, warn_from):
@@ -127,18 +133,17 @@ def test_the_base_model_computes_only_documents_with_a_long_run(memorised, warn_
     for shortest, num_long in ((1000, 0), (6, 2)):
         warn_from(shortest)
         events = []
-        copies = longest_copies(base, adaptation, examples, 0, events.append, limit)
+        copies = copies_of(base, adaptation, examples, 0, events.append, limit)
         assert {copy.document for copy in copies} == {0, 1} if num_long else not copies
         expected = [(done, 4) for done in range(1, 5)] + [(done, num_long) for done in range(1, num_long + 1)]
         assert [(event.done, event.examples) for event in events] == expected
 
 
 def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, all_runs):
-    assert copying.MAX_TOKENS == 200  # in all tests: see quick.py
     examples, adaptation = make_examples([10] * 40), attach(base, RECIPE, 0)
 
     def documents(seed, examples=examples):
-        return {copy.document for copy in longest_copies(base, adaptation, examples, seed, silent)}
+        return {copy.document for copy in copies_of(base, adaptation, examples, seed)}
 
     assert len(documents(0)) == 20
     assert documents(0) == documents(0) != documents(1)
@@ -148,8 +153,8 @@ def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, all_runs)
 def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised, all_runs):
     base, adaptation, examples = memorised
     parts = [replace(example, document=7) for example in examples]
-    (copy,) = longest_copies(base, adaptation, parts, 0, silent)
-    assert copy.run == max(copy.run for copy in longest_copies(base, adaptation, examples, 0, silent))
+    (copy,) = copies_of(base, adaptation, parts)
+    assert copy.run == max(copy.run for copy in copies_of(base, adaptation, examples))
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -157,9 +162,9 @@ def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
     """Softcaps included; sequences of several lengths together; a head in chunks of three rows."""
     model, sequences = MODELS[family]().eval(), [list(range(3, 23)), [7], list(range(40, 53))]
     expected = [model(input_ids=torch.tensor([ids])).logits.argmax(-1)[0].tolist() for ids in sequences]
-    monkeypatch.setattr(copying, "FEW_LOGITS", 3 * 320)
+    monkeypatch.setattr(module, "FEW_LOGITS", 3 * 320)
     largest = 0
-    with copying._MostLikelyTokens(model) as most_likely:
+    with module._MostLikelyTokens(model) as most_likely:
         found = most_likely(sequences)
         largest = max(map(len, most_likely._found))
     assert found == expected and largest == 3 * 320 // model.get_output_embeddings().weight.shape[0]
@@ -177,7 +182,7 @@ def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was
             raise StopRequested
 
     with pytest.raises(StopRequested):
-        longest_copies(base, adaptation, examples, 0, stop_at, MemoryOptions(max_rows=1))
+        copies_of(base, adaptation, examples, 0, stop_at, MemoryOptions(max_rows=1))
     assert events == [ExamplesEvaluated(done, 4) for done in (1, 2, 3, 4, 1, 2)]
     assert all(torch.equal(weight, weights[name]) for name, weight in base.model.named_parameters())
     assert not any("forward" in vars(module) for module in base.model.modules())

@@ -7,7 +7,6 @@ Shapes: B examples, T tokens of the longest, D hidden.
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,49 +21,32 @@ from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.rows.schedule import RowLimit
 from sebp_edge.engine.training.scoring import in_micro_batches
 from sebp_edge.events import Sink
-from sebp_edge.run.phases import COPIED_TOKENS
 from sebp_edge.values.example import Example, Outline, outlines
+from sebp_edge.values.training_facts import Copied
 
-MAX_TOKENS = COPIED_TOKENS
 # Of a long run. Those that adapted models reach on texts of the author that they were not trained on are shorter.
 MIN_WARNED_RUN = 32
-
-
-@dataclass(frozen=True)
-class Copy:
-    """The longest run of a document's tokens that its own beginnings bring back, without boilerplate.
-
-    Attributes:
-        run: with the adapted model, in tokens.
-        base_run: with the base model alone, in tokens.
-    """
-
-    document: int
-    run: int
-    base_run: int
-
-    @property
-    def is_learnt(self) -> bool:
-        """Whether to warn: the run is more than twice the base model's."""
-        return self.run > 2 * self.base_run
 
 
 def longest_copies(
     base: BaseModel,
     adaptation: Adaptation,
     examples: Sequence[Example],
+    names: Sequence[str],
     seed: int,
+    max_tokens: int,
     on_event: Sink,
     options: MemoryOptions = FASTEST,
     check: Check = lambda: None,
-) -> list[Copy]:
+) -> list[Copied]:
     """Returns the longest copy of each document among some training examples, if that is long, the longest first.
 
-    The examples are drawn by `seed`, up to 10,000 tokens. Tokens in boilerplate neither count nor end a run. The base
+    The examples are drawn by `seed`, up to `max_tokens`. Tokens in boilerplate neither count nor end a run. The base
     model computes only the documents with a long run.
 
     Args:
         adaptation: attached to `base`, without patches.
+        names: the sources of all documents.
         on_event: receives the progress after each micro-batch; may raise to stop.
         check: called several times within a micro-batch; may raise to stop.
     """
@@ -84,12 +66,12 @@ def longest_copies(
                     longest[example.document] = max(run, longest.get(example.document, 0))
         return longest
 
-    drawn = _draw(examples, seed)
+    drawn = _draw(examples, seed, max_tokens)
     adapted = {document: run for document, run in longest_runs(drawn).items() if run >= MIN_WARNED_RUN}
     with adaptation.disabled():
         alone = longest_runs([example for example in drawn if example.document in adapted])
-    copies = [Copy(document, run, alone[document]) for document, run in adapted.items()]
-    return sorted(copies, key=lambda copy: (-copy.run, copy.document))
+    longest = sorted(adapted.items(), key=lambda item: (-item[1], item[0]))
+    return [Copied(names[document], run, alone[document]) for document, run in longest]
 
 
 def longest_run(predicted: Iterable[int], labels: Iterable[int], skipped: Iterable[bool]) -> int:
@@ -103,11 +85,11 @@ def longest_run(predicted: Iterable[int], labels: Iterable[int], skipped: Iterab
     return longest
 
 
-def _draw(examples: Sequence[Example], seed: int) -> list[Example]:
+def _draw(examples: Sequence[Example], seed: int, max_tokens: int) -> list[Example]:
     drawn, tokens = [], 0
     for example in random.Random(seed).sample(examples, len(examples)):
         tokens += len(example.input_ids)
-        if drawn and tokens > MAX_TOKENS:
+        if drawn and tokens > max_tokens:
             break
         drawn.append(example)
     return drawn
