@@ -20,7 +20,6 @@ start             the version that a training learns on from, its lessons, or wh
 version_texts     what a version knows of its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 samples           continues the beginnings of a few documents, before and after
-probing           measures general text, language and facts, before and after
 replies           asks a model the questions of a quiz, and those whose replies it teaches
 saving            saves the adapter; if that fails, saves it elsewhere
 forgetting        makes an adapter forget documents

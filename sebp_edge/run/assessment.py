@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
+from sebp_edge.ask.probes import encode_probes
 from sebp_edge.engine.models.adaptation import Adaptation, load
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.training.copies import longest_copies
 from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life
+from sebp_edge.engine.training.probing import Probed, probe
 from sebp_edge.engine.training.quiz import QuizResult, Replies
 from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import AdapterError
@@ -19,7 +21,6 @@ from sebp_edge.lessons.split_history import find_unseen
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.phases import COPIED_TOKENS
-from sebp_edge.run.probing import Probed, probe
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
@@ -107,7 +108,8 @@ class Assessor:
                 after = continue_each(base, self._beginnings, self._check, decoder)
         texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
         self._job.enter(GENERAL)
-        probed = probe(base, adaptation, self._on_event, run.task.options, self._check)
+        probes = encode_probes(base.tokenizer, getattr(base.model.config, "max_position_embeddings", None))
+        probed = probe(base, adaptation, probes, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         examples, names = run.task.dataset.examples, [document.source for document in self._documents]
         copies = longest_copies(

@@ -49,6 +49,22 @@ class Quiz:
     rightly_refused: int
 
 
+class Probes(NamedTuple):
+    """What shows how much of what a model could before is left.
+
+    Attributes:
+        examples: general texts, then four texts for each item: a right one, a wrong one, and the same of its neighbour;
+            their numbers are those of the examples' documents.
+        num_general: the number of general texts.
+        num_language, num_facts: the numbers of items.
+    """
+
+    examples: list[Example]
+    num_general: int
+    num_language: int
+    num_facts: int
+
+
 class Outlines(NamedTuple):
     """The outlines of a dataset's examples, by what they are for."""
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jinja2 import Environment
 
+from sebp_edge.engine.training.probing import Probed
 from sebp_edge.run import samples
-from sebp_edge.run.probing import Probed
 
 # What is assessed would take most of a tiny adaptation's time.
 SHORT_ASSESSMENT = {
@@ -28,6 +28,7 @@ importlib.metadata.version = functools.cache(importlib.metadata.version)
 
 def skip_losses_of_texts(patch) -> None:
     """Leaves out the probes and the search for copies."""
+    patch.setattr("sebp_edge.run.assessment.encode_probes", lambda *_: None)
     patch.setattr("sebp_edge.run.assessment.probe", lambda *_: Probed(1.0, 1.0))
     patch.setattr("sebp_edge.run.assessment.longest_copies", lambda *_: [])
 

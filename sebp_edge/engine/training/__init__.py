@@ -12,6 +12,7 @@ evaluation            computes held-out losses by document, and counts guessed w
 words                 reads from logits which words are guessed
 scoring               computes losses without training
 facts                 collects the facts of a run: counts, losses, curves, memory and time
+probing               measures general text, language and facts, before and after
 copies                finds training text that the adapted model repeats word for word
 scale_down            scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn

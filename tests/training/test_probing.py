@@ -8,7 +8,7 @@ import pytest
 import torch
 from failing_memory import RECIPE
 
-from sebp_edge.ask.probes import fact_items, language_items
+from sebp_edge.ask.probes import encode_probes
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.adaptation import attach, trainable
@@ -16,11 +16,11 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.training import losses
+from sebp_edge.engine.training import probing as module
+from sebp_edge.engine.training.probing import TIE
 from sebp_edge.events import silent
 from sebp_edge.lessons import general_probe
 from sebp_edge.lessons.general_probe import PROBE
-from sebp_edge.run import probing as module
-from sebp_edge.run.probing import TIE, probe
 from sebp_edge.values.probe_figures import ProbeFigures
 
 ON_GPU = [
@@ -54,8 +54,16 @@ def changed(base, by=0.05, method="lora"):
     return adaptation
 
 
+def probes_of(base):
+    return encode_probes(base.tokenizer, getattr(base.model.config, "max_position_embeddings", None))
+
+
 def encoded(base):
-    return module._encode(base, [*language_items(), *fact_items(base.tokenizer)])
+    return probes_of(base).examples
+
+
+def probe(base, adaptation, on_event=silent, **options):
+    return module.probe(base, adaptation, probes_of(base), on_event, **options)
 
 
 def measured(base, adaptation):
@@ -93,17 +101,17 @@ def test_they_are_those_of_single_passes(base, method, hoists, monkeypatch):
         )
     before = own_figures(base)
     adaptation = changed(base, method=method)
-    found, after = probe(base, adaptation, silent), own_figures(base)
-    assert found.general_before == pytest.approx(before[0], rel=1e-5)
-    assert found.general_after == pytest.approx(after[0], rel=1e-5)
-    assert abs(found.general_after / found.general_before - 1) > 1e-4
+    found, after = probe(base, adaptation), own_figures(base)
+    assert found.general_loss_before == pytest.approx(before[0], rel=1e-5)
+    assert found.general_loss_after == pytest.approx(after[0], rel=1e-5)
+    assert abs(found.general_loss_after / found.general_loss_before - 1) > 1e-4
     assert [found.language, found.facts] == list(map(ProbeFigures.of, before[1:], after[1:]))
 
 
 def test_the_model_is_hoisted_once_for_both(base, monkeypatch):
     hoist, calls = losses.hoist_if_exact, []
     monkeypatch.setattr(losses, "hoist_if_exact", lambda *given, **more: calls.append(1) or hoist(*given, **more))
-    probe(base, changed(base), silent)
+    probe(base, changed(base))
     assert len(calls) == 1
 
 
@@ -114,7 +122,9 @@ def test_the_base_model_is_read_once(base):
     assert again == first and 0 < less == work / 2
     adaptation.detach()
     other, _ = measured(base, changed(base, 0.1))
-    assert other.general_before == first.general_before and other.general_after != first.general_after
+    assert (
+        other.general_loss_before == first.general_loss_before and other.general_loss_after != first.general_loss_after
+    )
 
 
 @pytest.mark.slow
@@ -160,7 +170,7 @@ def test_without_a_cache_folder_it_is_computed_again(base, tmp_path, monkeypatch
 
 
 def test_the_cache_holds_no_text_and_no_path(base):
-    probe(base, changed(base), silent)
+    probe(base, changed(base))
     (file,) = cache_files()
     values = json.loads(file.read_text())
     assert values.keys() == {"model", "dtype", "probe", "losses"}
@@ -192,8 +202,8 @@ def test_a_check_within_a_pass_can_stop(base):
 
 
 def test_an_adaptation_that_computes_no_number_knows_nothing(base):
-    found = probe(base, changed(base, math.nan), silent)
-    assert math.isnan(found.general_after)
+    found = probe(base, changed(base, math.nan))
+    assert math.isnan(found.general_loss_after)
     for figures in (found.language, found.facts):
         assert (figures.after, figures.lost) == (0, figures.before)
 
@@ -203,7 +213,7 @@ def test_a_short_context_cuts_texts_and_keeps_items(base):
     examples = encoded(base)
     assert max(example.num_tokens for example in examples) <= 11
     assert {example.document for example in examples} == set(range(2 + 4 * 4))
-    found = probe(base, changed(base), silent)
+    found = probe(base, changed(base))
     assert found.language.items == found.facts.items == 2
 
 
@@ -211,12 +221,12 @@ def test_without_a_chat_template_facts_are_asked_in_the_plain_format(base):
     base.tokenizer.chat_template = None
     found = base.tokenizer.decode(encoded(base)[-1].input_ids)
     assert "Question:" in found and "Answer:" in found
-    assert probe(base, changed(base), silent).facts.items == 2
+    assert probe(base, changed(base)).facts.items == 2
 
 
 def test_a_template_that_hides_answers_leaves_out_facts_only(base):
     base.tokenizer.chat_template = "{% for message in messages %}x{% endfor %}"
-    found = probe(base, changed(base), silent)
+    found = probe(base, changed(base))
     assert found.facts is None and found.language.items == 2
 
 
@@ -241,7 +251,7 @@ def test_the_bundled_probes_are_some_thousand_tokens_and_tell_what_tiny_knows(de
     texts = sum(example.num_loss_tokens for example in examples if example.document < 12)
     assert 5_000 < texts < 8_000
     assert sum(example.num_tokens for example in examples) < 15_000
-    found = probe(base, attach(base, RECIPE, 0), silent)
+    found = probe(base, attach(base, RECIPE, 0))
     assert found.language.is_telling and not found.facts.is_telling
     rounded = 0 if device == "cpu" else 2  # in bf16, an adapter that does nothing may round otherwise
     assert max(found.language.lost, found.facts.lost) <= rounded

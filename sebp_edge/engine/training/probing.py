@@ -1,4 +1,4 @@
-"""Measures what an adaptation costs by bundled probes: general text, language and facts, with it and without it.
+"""Measures what an adaptation costs by probes: general text, language and facts, with it and without it.
 
 A pass over all of them takes as long as one over 20,000 tokens at most. What the base model does is kept in the cache
 folder, since it never changes.
@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
-from sebp_edge.ask.probes import Item, fact_items, language_items
 from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
@@ -21,7 +20,7 @@ from sebp_edge.engine.models.loading import BaseModel, refuse_unknown_tokens
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.events import Sink
-from sebp_edge.lessons.general_probe import encode_probe, read_probe
+from sebp_edge.values.dataset import Probes
 from sebp_edge.values.example import Example
 from sebp_edge.values.probe_figures import ProbeFigures
 
@@ -44,6 +43,7 @@ class Probed:
 def probe(
     base: BaseModel,
     adaptation: Adaptation,
+    probes: Probes,
     on_event: Sink,
     options: MemoryOptions = FASTEST,
     check: Check = lambda: None,
@@ -56,9 +56,8 @@ def probe(
         options: what to hold in memory at once.
         check: see `RowLosses`.
     """
-    language, facts = list(language_items()), list(fact_items(base.tokenizer))
-    examples = _encode(base, [*language, *facts])
-
+    examples, first = probes.examples, probes.num_general
+    refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))
     key, numbers = _key(base, adaptation, examples), sorted({example.document for example in examples})
     before, collator = _read(key, numbers), Collator(None, base.pad_token_id)
     with scoring(adaptation.model, examples, collator, base.device, on_event, options, check) as losses:
@@ -67,22 +66,14 @@ def probe(
                 before = losses().nats
             _write(key, before)
         after = losses().nats
-    first = len(read_probe())
     tokens = sum(example.num_loss_tokens for example in examples if example.document < first)
-    facts_begin, end = first + 4 * len(language), first + 4 * len(language + facts)
+    facts_begin = first + 4 * probes.num_language
     return Probed(
         general_loss_before=sum(loss for number, loss in before.items() if number < first) / tokens,
         general_loss_after=sum(loss for number, loss in after.items() if number < first) / tokens,
         language=_compare(before, after, range(first, facts_begin, 4)),
-        facts=_compare(before, after, range(facts_begin, end, 4)),
+        facts=_compare(before, after, range(facts_begin, facts_begin + 4 * probes.num_facts, 4)),
     )
-
-
-def _encode(base: BaseModel, items: Iterable[Item]) -> list[Example]:
-    limit = getattr(base.model.config, "max_position_embeddings", None)
-    examples = encode_probe(base.tokenizer, limit, chain.from_iterable(items))
-    refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))
-    return examples
 
 
 def _compare(before: Losses, after: Losses, items: Iterable[int]) -> ProbeFigures | None:
