@@ -124,7 +124,9 @@ class Assessor:
             self._check,
         )
         return Assessment(
-            samples=choose(Sample(shown.source, shown.text, *written) for shown, *written in texts),
+            samples=choose(
+                Sample(shown.source, shown.text, alone, before, adapted) for shown, alone, before, adapted in texts
+            ),
             expectation=expectation(
                 base.reference,
                 self._num_parameters,

@@ -41,6 +41,7 @@ KEYS = """
 class _Names:
     """Facts under the names that they have in the result."""
 
+    unchanged: bool = False  # True in an `UnchangedResult`
     adapter_path: Path = property(lambda self: self.path)
     gain: float | None = property(lambda self: self.gains.over_base)
     gain_at_least: float | None = property(lambda self: self.gains.over_base_at_least)
@@ -75,27 +76,15 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         overtaken_by: the version that became active during the call, which this one was not compared with; this one is
             not active then. None if there is none.
         name, version, adapter_path: where the adapter is; name and version are None outside the store.
-        gain: by how much the test loss fell, as a share of the loss before; None if it was not judged.
-        gain_at_least: the lower bound of the gain, with 95 % confidence.
         recipe: the name of the recipe.
-        margin: the gain that the gate asks for.
-        gain_over_active: the gain over the version that was active before, on documents that neither has been trained
-            on; None if the two were not compared.
-        gain_over_active_at_least: its lower bound, with 95 % confidence in all decisions of this name together; the
-            gate asks for `-tolerance`.
-        tolerance: how much worse than the active version a new one may be.
-        not_comparable: why the two were not compared; empty if they were.
-        gain_over_best, gain_over_best_at_least: as with the active version.
-        new, changed, gone: with `learnt_on_from`, how many documents that version did not know, and how many that it
-            knew are gone; they stay known. A changed document is related to one that it knew.
+        gain, gain_at_least, gain_over_active, gain_over_active_at_least, gain_over_best, gain_over_best_at_least: by
+            what share the test loss fell, and the lower bounds of that; these, `margin`, `tolerance` and
+            `not_comparable` are those of `Gains`.
+        new, changed, gone: those of `LearntOn`; 0 if it learnt all documents.
+        padding_share: the share of padding if all examples are padded to the context length.
+        tokens_per_second, peak_memory_bytes, allocator_peak_bytes, predicted_peak_bytes: those of `Cost`.
         answers: see `TrainingFacts`; `repr` and `to_dict` leave them out.
         authors: who wrote in chats and mails; for the screen only, so neither `repr` nor `to_dict` has them.
-        padding_share: the share of padding if all examples are padded to the context length.
-        tokens_per_second: tokens trained on per second of training, without padding.
-        peak_memory_bytes: the process's peak memory: GPU memory, including CUDA's context and all else outside
-            torch's allocator, or host memory on the CPU.
-        allocator_peak_bytes: the part of it that is tensors on the GPU; None on the CPU.
-        predicted_peak_bytes: the peak that the plan predicted for the process; None without a memory budget.
         seconds: the time from the call to the result, without time in which the process could not run.
         phases: the same by phase, as in `JobProgress` events.
     """
@@ -155,11 +144,6 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         return shlex.join([*words, self.name, *([] if self.active else ["--version", str(self.version)])])
 
     @property
-    def unchanged(self) -> bool:
-        """False; True in an `UnchangedResult`."""
-        return False
-
-    @property
     def warnings(self) -> tuple[str, ...]:
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
         warnings, worse = [], []
@@ -206,7 +190,8 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
                 "compared."
             )
         if not self.passed:
-            stays = f" Version {self.compared_with} stays active." if self._is_worse and not self.active else ""
+            is_worse = self.verdict in (Verdict.WORSE_THAN_ACTIVE, Verdict.WORSE_THAN_BEST)
+            stays = f" Version {self.compared_with} stays active." if is_worse and not self.active else ""
             return self.explanation + stays
         if self.refit_loss is not None and not self.trained_on_all:
             return (
@@ -220,10 +205,6 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         learnt = " and ".join(f"{number:,} {word}" for number, word in counts if number)
         documents = "document" if self.new + self.changed == 1 else "documents"
         return f"{self.explanation} Then it learnt {learnt} {documents} on top of version {self.learnt_on_from}."
-
-    @property
-    def _is_worse(self) -> bool:
-        return self.verdict in (Verdict.WORSE_THAN_ACTIVE, Verdict.WORSE_THAN_BEST)
 
     @property
     def next_steps(self) -> dict[str, str]:

@@ -45,10 +45,9 @@ class VersionTexts:
         if starting_point.start is not None:
             history = history.learnt_on_from(starting_point.start.history)
             entries |= starting_point.start.entries
-            lessons, known = starting_point.lessons, starting_point.start.comparison.known
-            gone = known.still_known(texts, (f"{key:016x}" for key in lessons.gone))
-            counts = map(len, (lessons.new, lessons.changed, lessons.replayed, lessons.gone))
-            learnt_on = LearntOn(starting_point.version, *counts)
+            event, known = starting_point.event, starting_point.start.comparison.known
+            learnt_on = LearntOn(event.version, event.new, event.changed, event.replayed, event.gone)
+            gone = known.still_known(texts, (f"{key:016x}" for key in starting_point.lessons.gone))
             if gone:
                 groups += starting_point.start.where.earlier_than(reading.folders)
         elif starting_point.forgets:
