@@ -58,7 +58,7 @@ def find_beginnings(
         numbers: indices of documents, in the order of preference.
         chat_template: whether prompt/completion records are rendered with the chat template, as in the recipe.
     """
-    found, begun = [], set()
+    beginnings, begun = [], set()
     for number in numbers:
         content = documents[number].as_chat(chat_template=chat_template)
         beginning = _beginning_of(content)
@@ -68,10 +68,10 @@ def find_beginnings(
             # What other people wrote is not shown.
             is_others = is_of_people(content)
             text = beginning if isinstance(beginning, str) else "" if is_others else beginning[-1]["content"]
-            found.append(TextBeginning(documents[number].source, text, prompt))
-        if len(found) == NUM_BEGINNINGS:
+            beginnings.append(TextBeginning(documents[number].source, text, prompt))
+        if len(beginnings) == NUM_BEGINNINGS:
             break
-    return found
+    return beginnings
 
 
 def choose(samples: Iterable[Sample]) -> tuple[Sample, ...]:
@@ -86,8 +86,8 @@ def choose(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     return tuple(chosen)
 
 
-def _are_alike(one: str, other: str) -> bool:
-    pairs = [{*pairwise(["", *text.split(), ""])} for text in (one, other)]
+def _are_alike(first: str, second: str) -> bool:
+    pairs = [{*pairwise(["", *text.split(), ""])} for text in (first, second)]
     return len(pairs[0] & pairs[1]) >= _ALIKE * min(map(len, pairs))
 
 

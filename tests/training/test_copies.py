@@ -166,7 +166,7 @@ def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
     largest = 0
     with module._MostLikelyTokens(model) as most_likely:
         found = most_likely(sequences)
-        largest = max(map(len, most_likely._found))
+        largest = max(map(len, most_likely._likeliest))
     assert found == expected and largest == 3 * 320 // model.get_output_embeddings().weight.shape[0]
     assert "forward" not in vars(model.get_output_embeddings())
 

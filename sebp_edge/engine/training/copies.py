@@ -104,7 +104,7 @@ class _MostLikelyTokens(Patch):
 
     def __init__(self, model: nn.Module):
         super().__init__()
-        self._model, self._found = model, []
+        self._model, self._likeliest = model, []
         head = model.get_output_embeddings()
         self._rows, self._head = max(1, FEW_LOGITS // head.weight.shape[0]), head.forward
         self._replace(head, self._record)
@@ -115,12 +115,12 @@ class _MostLikelyTokens(Patch):
         input_ids_BT = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
         for row, sequence in zip(input_ids_BT, sequences, strict=True):
             row[: len(sequence)] = torch.tensor(sequence)
-        self._found = []
+        self._likeliest = []
         self._model(input_ids=input_ids_BT.to(self._model.device), use_cache=False)
-        found_BT = torch.cat(self._found).view_as(input_ids_BT).tolist()
-        return [found[: len(sequence)] for found, sequence in zip(found_BT, sequences, strict=True)]
+        tokens_BT = torch.cat(self._likeliest).view_as(input_ids_BT).tolist()
+        return [tokens[: len(sequence)] for tokens, sequence in zip(tokens_BT, sequences, strict=True)]
 
     def _record(self, hidden_BTD: Tensor) -> Tensor:
         rows = hidden_BTD.flatten(0, 1).split(self._rows)
-        self._found += [self._head(each).argmax(dim=-1) for each in rows]
+        self._likeliest += [self._head(some).argmax(dim=-1) for some in rows]
         return hidden_BTD.new_zeros(*hidden_BTD.shape[:-1], 1)
