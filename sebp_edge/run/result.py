@@ -11,7 +11,6 @@ from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.values.chats import Author
 from sebp_edge.values.model_reference import ModelReference
-from sebp_edge.values.probe_figures import describe
 from sebp_edge.values.training_facts import Copied, Gains, TrainingFacts
 
 # A higher rise of the loss on general text is warned of. Trainings that harm nothing raise it by up to 6 %.
@@ -148,7 +147,7 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         """What the adaptation cost, if it is worth a warning; names documents, but has none of their text."""
         warnings, worse = [], []
         if any(probe is not None and probe.is_worse for probe in (self.language, self.facts)):
-            worse.append(describe(self.language, self.facts))
+            worse.append(self.kept)
         if not (rise := self.general_loss_after / self.general_loss_before - 1) <= HIGH_RISE:
             worse.append(f"it predicts general text {percent(rise)} worse")
         if worse:

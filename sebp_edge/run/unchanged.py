@@ -39,7 +39,7 @@ class UnchangedResult:
     def of(cls, comparison: TextsComparison) -> "UnchangedResult":
         """Returns the result for texts that have nothing new."""
         saved = comparison.saved
-        passed = saved.record.verdict == "better"
+        passed = saved.record.passed
         changes = tuple((before, now) for _, before, now in comparison.changes)
         return cls(
             passed, saved.name, saved.version, saved.path, len(comparison.hashes), comparison.num_missing, changes

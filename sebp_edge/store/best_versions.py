@@ -30,7 +30,7 @@ def read_best_versions(adapter: Adapter) -> BestVersions:
         with suppress(AdapterError):
             record = AdapterRecord.read(adapter.folder / str(version))
             # Records of older versions do not say which is the best.
-            is_best = record.verdict == "better" if record.is_best is None else record.is_best
+            is_best = record.passed if record.is_best is None else record.is_best
             found.append(version if is_best else record.best_before)
             refused = max(refused, record.refused or 0)
     best = dict.fromkeys(number for number in found if number in activated or number not in (*versions, None))

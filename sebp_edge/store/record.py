@@ -10,7 +10,6 @@ from typing import Literal
 from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
-from sebp_edge.values.probe_figures import describe
 from sebp_edge.values.training_facts import TrainingFigures
 
 RECORD = "sebp_edge.json"
@@ -48,11 +47,6 @@ class AdapterRecord(TrainingFigures, _Identity):
     created: str = dataclasses.field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     sebp_edge: str = dataclasses.field(default_factory=lambda: __version__)
     format: int = FORMAT
-
-    @property
-    def kept(self) -> str:
-        """How much of what the model could before is left, in words; empty if that is not known."""
-        return describe(self.language, self.facts)
 
     @property
     def uses_chat_template(self) -> bool:

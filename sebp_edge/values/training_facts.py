@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from sebp_edge.values.answers import Answered, QuizFigures
 from sebp_edge.values.documents import LeftOut
-from sebp_edge.values.probe_figures import ProbeFigures
+from sebp_edge.values.probe_figures import ProbeFigures, describe
 from sebp_edge.values.word_figures import WordFigures
 
 Kind = TypeVar("Kind")
@@ -307,6 +307,11 @@ class TrainingFigures:
     def passed(self) -> bool:
         """Whether the gate found the adapter better."""
         return self.verdict == "better"
+
+    @property
+    def kept(self) -> str:
+        """How much of what the model could before is left, in words; empty if that is not known."""
+        return describe(self.language, self.facts)
 
 
 @dataclass(frozen=True, kw_only=True)
