@@ -32,12 +32,12 @@ from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.model_call import ModelCall, OneCall
 from sebp_edge.run.model_in_use import AdapterChoice, Current, ModelInUse
-from sebp_edge.run.phases import phases_of_export, phases_of_inspection
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import Place
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.run.verify_forgotten import Verification
+from sebp_edge.run.work_ahead import phases_of_export, phases_of_inspection
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.erasure import Receipt
 from sebp_edge.store.names import is_plain

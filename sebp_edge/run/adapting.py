@@ -33,7 +33,6 @@ from sebp_edge.run.forgetting import Remaining
 from sebp_edge.run.job import Phase
 from sebp_edge.run.live_training import LiveTraining
 from sebp_edge.run.model_call import ModelCall
-from sebp_edge.run.phases import LOAD
 from sebp_edge.run.preparation import PlannedTraining, Prepared
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
@@ -42,6 +41,7 @@ from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.run.work_ahead import (
     ATTACH,
+    LOAD,
     SAVE,
     loading,
     phases_ahead,

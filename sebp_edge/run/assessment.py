@@ -20,10 +20,9 @@ from sebp_edge.events import Event
 from sebp_edge.lessons.split_history import find_unseen
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
-from sebp_edge.run.phases import COPIED_TOKENS
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
-from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIES, GENERAL, QUIZ, SAMPLES
+from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIED_TOKENS, COPIES, GENERAL, QUIZ, SAMPLES
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.history import read_history

@@ -14,7 +14,7 @@ from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.lessons.prompts import EncodedPrompt, encode_prompt
-from sebp_edge.run.phases import NUM_BEGINNINGS, SAMPLED_TOKENS
+from sebp_edge.run.work_ahead import NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.values.documents import Content, Conversation, Document, PromptCompletion
 from sebp_edge.values.training_facts import Sample
 

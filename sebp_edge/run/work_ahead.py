@@ -1,4 +1,4 @@
-"""Lays out the work of an adaptation that is ahead, and how long it is expected to take. Imports no torch."""
+"""Lays out the phases of a call that are ahead, and how long each is expected to take. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,14 +14,21 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import (
     DECODING,
     EVALUATIONS,
+    GRADIENTS,
     LOADING,
+    PREPARING,
+    READING_BACK,
     SAVING,
     STEPS,
+    WRITING,
     Phase,
 )
-from sebp_edge.run.phases import COPIED_TOKENS, LOAD, NUM_BEGINNINGS, SAMPLED_TOKENS
 from sebp_edge.values.dataset import Dataset
 
+LOAD = "loading"
+# Of an assessment: the most tokens that are searched for copies, and how many beginnings are
+# continued, by how many tokens; more than samples are shown, since some continuations are the same.
+COPIED_TOKENS, NUM_BEGINNINGS, SAMPLED_TOKENS = 10_000, 5, 40
 # Names of phases that are no training.
 REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
     "replies",
@@ -80,6 +87,26 @@ def phases_ahead(
         num_earlier: the number of earlier versions to compare with.
     """
     return list(_phases(dataset, schedules, recipe, token, num_earlier))
+
+
+def phases_of_inspection() -> list[Phase]:
+    """Returns the phases of `inspect`; what each takes is a guess, here and below."""
+    return [_stage(name) for name in ("reading", "comparing", "tokenising", "planning")]
+
+
+def phases_of_analysis(examples: int) -> list[Phase]:
+    """Returns the phases of `analyze`."""
+    own = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})
+    return [_stage("reading"), Phase(LOAD, {}, {LOADING: 2.0}), *map(_stage, ("comparing", "tokenising")), own]
+
+
+def phases_of_export() -> list[Phase]:
+    """Returns the phases of `export`."""
+    return [
+        Phase(LOAD, {}, {LOADING: 2.0}),
+        Phase(WRITING, {STEPS: 1}, {STEPS: 5.0}),
+        Phase(READING_BACK, {}, {SAVING: 5.0}),
+    ]
 
 
 def loading(choice: Choice) -> Phase:
@@ -145,3 +172,7 @@ def _samples(dataset: Dataset, token: float) -> float:
 
 def _decoding(token: float, prompts: list[int], new_tokens: int) -> float:
     return token * (sum(prompts) + new_tokens * max(MIN_DECODED, len(prompts)))
+
+
+def _stage(name: str) -> Phase:
+    return Phase(name, {PREPARING: 100}, {PREPARING: 1.0})

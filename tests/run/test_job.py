@@ -26,7 +26,7 @@ from sebp_edge.events import (
     TrainingStarted,
 )
 from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, JobSink, Phase
-from sebp_edge.run.phases import phases_of_analysis, phases_of_export, phases_of_inspection
+from sebp_edge.run.work_ahead import phases_of_analysis, phases_of_export, phases_of_inspection
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
