@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from sebp_edge.engine.models.adaptation import restore, snapshot
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.learner import Outcome
@@ -128,7 +129,7 @@ class Trainer:
         try:
             is_late = self.recipe.method == "lora"
             if (schedule.learns_on or is_late) and not done:
-                progress.best_state = self.learner.snapshot()
+                progress.best_state = snapshot(self.learner.adaptation)
             elif not done:
                 self._evaluate(schedule.validation, 0)
             while progress.epoch < len(epochs) and not self._has_converged:
@@ -139,10 +140,10 @@ class Trainer:
         except BaseException as stop:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
-                self.learner.restore(progress.best_state)
+                restore(self.learner.adaptation, progress.best_state)
             raise
         progress.is_over = True
-        self.learner.restore(progress.best_state)
+        restore(self.learner.adaptation, progress.best_state)
         return progress
 
     @property
@@ -213,12 +214,13 @@ class Trainer:
         if not validation.examples:
             return
         progress, learner = self.progress, self.learner
-        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in learner.tensors)
-        learner.restore(progress.best_state)
+        tensors = learner.state.tensors
+        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in tensors)
+        restore(learner.adaptation, progress.best_state)
         try:
             losses = evaluate(learner, validation)
         finally:
-            for tensor, value in zip(learner.tensors, self.set_aside, strict=True):
+            for tensor, value in zip(tensors, self.set_aside, strict=True):
                 tensor.copy_(value)
             self.set_aside.clear()
         loss = losses.mean
@@ -235,7 +237,7 @@ class Trainer:
         best = not losses or loss < progress.best_loss
         if best:
             progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
-            progress.best_state = self.learner.snapshot()
+            progress.best_state = snapshot(self.learner.adaptation)
         progress.epoch, progress.epoch_steps = epoch, 0
         if losses:
             progress.validations.append((progress.steps, loss))

@@ -138,7 +138,7 @@ class TrainingRun:
         self.adaptation = attach(self.base, self.task.recipe, self.task.seed)
         self._check()  # attaching takes a second on a CPU, and so does the learner's trial
         with precise_sums(), self._make_learner() as learner:
-            self.is_hoisted = learner.is_hoisted
+            self.is_hoisted = learner.row_losses.hoisted is not None
             # With fresh weights, the adaptation computes what the base model does.
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
@@ -190,7 +190,7 @@ class TrainingRun:
         one after it tests the base model before: it keeps no copy of these weights.
         """
         if number > 0:
-            learner.start_again(fresh)
+            learner.plain.start_again(fresh)
         schedule = self._judged[number]
         trainer = self._prepare_trainer(learner, number)
         progress, general = trainer.progress, self._general_text(learner)
@@ -198,7 +198,7 @@ class TrainingRun:
             self._test_base(trainer, schedule, general)
         if not progress.is_over:
             if starts and not progress.steps:
-                learner.start_again(starts[number])
+                learner.plain.start_again(starts[number])
             trainer.train(schedule)
         if fresh:
             restore(self.adaptation, fresh)
@@ -315,7 +315,7 @@ class TrainingRun:
             schedule = self.task.schedules[-1]
             if self.progress:
                 schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
-                learner.start_again(start)
+                learner.plain.start_again(start)
             trainer = self._prepare_trainer(learner, len(self._judged))
             progress = trainer.progress
             if not progress.is_over:
