@@ -88,7 +88,6 @@ class Trainer:
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
         clock: counts the seconds of the steps.
-        is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
         pending: the steps whose outcome has not been read yet; None for one that runs.
         set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
@@ -99,7 +98,6 @@ class Trainer:
     phase: str
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
-    is_due: Callable[[], bool] = lambda: False
     pending: deque[_PendingStep | None] = field(default_factory=deque)
     set_aside: list[torch.Tensor] = field(default_factory=list)
 
@@ -163,7 +161,7 @@ class Trainer:
             if not self.learner.can_be_left:
                 pending.pop()
             pending.append(_PendingStep(epoch, step, outcome, rate))
-            while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
+            while len(pending) > (0 if self.learner.breaks.is_due() else self.learner.steps_ahead):
                 self._finish_step(pending.popleft(), before + self.clock() - begin)
         while pending:
             self._finish_step(pending.popleft(), before + self.clock() - begin)

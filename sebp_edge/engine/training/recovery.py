@@ -7,7 +7,7 @@ precedes the first step; during the training, free memory is checked every few s
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -66,14 +66,25 @@ class _Attempt:
         return self.did_not_fit
 
 
-class _CheckWithin:
-    """Calls `check`, but not within a step that cannot be left; it has no learner, which the model would keep alive."""
+@dataclass
+class Breaks:
+    """What is done where a training may be left, and where it may rest; it has no learner, which a model keeps alive.
 
-    def __init__(self, check: Check):
-        self.check, self.is_off = check, False
+    Attributes:
+        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
+        rest: called between the micro-batches of other steps.
+        is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
+        in_other_step: whether one of the other steps is running.
+    """
 
-    def __call__(self) -> None:
-        if not self.is_off:
+    check: Check = lambda: None
+    rest: Callable[[], None] = lambda: None
+    is_due: Callable[[], bool] = lambda: False
+    in_other_step: bool = False
+
+    def check_within(self) -> None:
+        """Checks, but within none of the other steps."""
+        if not self.in_other_step:
             self.check()
 
 
@@ -82,11 +93,10 @@ class RecoveringLearner:
 
     Args:
         adaptation, recipe, examples, collator, options, guard, words: see `Learner`.
-        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
-        rest: called between the micro-batches of other steps.
 
     Attributes:
         plain: computes what fits into memory.
+        breaks: what is done between steps and within.
         adaptation, row_losses: see `Learner`.
         schedule: the current schedule.
         limit: the current maximum number of rows of a micro-batch.
@@ -102,12 +112,11 @@ class RecoveringLearner:
         on_event: Sink,
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
-        check: Check = lambda: None,
-        rest: Callable[[], None] = lambda: None,
+        breaks: Breaks | None = None,
         words: Callable[[], WordReader | None] = lambda: None,
     ):
-        self._check_within, self._rest, self._on_event = _CheckWithin(check), rest, on_event
-        within = self._check_within
+        self.breaks, self._on_event = breaks or Breaks(), on_event
+        within = self.breaks.check_within
         self.plain = Learner(adaptation, recipe, examples, collator, on_event, options, guard, within, words)
         self.adaptation, self.row_losses = adaptation, self.plain.row_losses
         self.limit = self.row_losses.limit
@@ -214,7 +223,7 @@ class RecoveringLearner:
         """
         self._check_memory()
         plain, can_be_left = self.plain, self.can_be_left
-        self._check_within.is_off = not can_be_left
+        self.breaks.in_other_step = not can_be_left
         try:
             plain.begin_step(learning_rate)
             done, loss_tokens = 0, step.num_loss_tokens
@@ -231,12 +240,12 @@ class RecoveringLearner:
                     step.cut(self.limit)
                     done = 0
                 if can_be_left:
-                    self._check_within.check()
+                    self.breaks.check()
                 else:
-                    self._rest()
+                    self.breaks.rest()
             return plain.finish_step()
         finally:
-            self._check_within.is_off = False
+            self.breaks.in_other_step = False
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()

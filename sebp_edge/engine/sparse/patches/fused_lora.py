@@ -81,7 +81,7 @@ class FusedLora(Patch):
                 group.stack()
                 self._groups.append(group)
                 for member, layer in enumerate(group.layers):
-                    self._replace(layer, _Member(group, member))
+                    self._replace(layer, partial(group.output, member))
                 if group.holds_weights:
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
@@ -226,7 +226,8 @@ class _LayerGroup:
         projections = [plain_projection(layer) for layer in self.layers]
         return None not in projections and self._key == _key(projections)
 
-    def output(self, member: int, x: Tensor) -> Tensor:
+    def output(self, member: int, x: Tensor, *args, **kwargs) -> Tensor:
+        """The output of one layer, as its `forward` gives it."""
         if torch.compiler.is_compiling():
             # torch.compile fuses PEFT's own layers, whose parts have the sparse backward.
             return type(self.layers[member]).forward(self.layers[member], x)
@@ -235,17 +236,16 @@ class _LayerGroup:
         if not (known and member in self._outputs):
             if not self._can_compute(x):
                 return type(self.layers[member]).forward(self.layers[member], x)
-            self._input, self._outputs = (x, grad), dict(enumerate(self._all_outputs(x)))
+            source = self._source_of(x)
+            if isinstance(source, GatedInputs):
+                outputs = (gated_lora_linear(x, source, self.stacked),)
+            else:
+                outputs = lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
+            self._input, self._outputs = (x, grad), dict(enumerate(outputs))
         out = self._outputs.pop(member)
         if not self._outputs:
             self._input = None
         return out
-
-    def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        source = self._source_of(x)
-        if isinstance(source, GatedInputs):
-            return (gated_lora_linear(x, source, self.stacked),)
-        return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
     def forget(self) -> None:
         """Drops outputs of layers that were not called."""
@@ -305,13 +305,3 @@ def _identity(weight: Tensor | Fp8Weight | QuantisedWeight | None) -> int | tupl
     if isinstance(weight, Fp8Weight):
         return weight.codes.data_ptr()
     return weight.data_ptr() if isinstance(weight, Tensor) else getattr(weight, "identity", None)
-
-
-class _Member:
-    """Replacement of one layer's `forward`."""
-
-    def __init__(self, group: _LayerGroup, member: int):
-        self.group, self.member = group, member
-
-    def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
-        return self.group.output(self.member, x)
