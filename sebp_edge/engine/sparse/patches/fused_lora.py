@@ -199,7 +199,7 @@ class _LayerGroup:
         if self.stacked is None:
             return
         if self.holds_weights and not is_sharded(self.layers[0]):
-            storage = _storage(_matrix(self.stacked.weight))
+            storage = _storage(self.stacked.stored)
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
@@ -213,7 +213,7 @@ class _LayerGroup:
         """Whether the layers' weights are views of a copy."""
         stacked = self.stacked
         copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
-        return stacked is not None and copied and _matrix(stacked.weight) is not None
+        return stacked is not None and copied and stacked.stored is not None
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -277,8 +277,7 @@ class _LayerGroup:
             self.stacked = LoraGroup.stack(projections, self._scratch, **options)
         # Quantised weights stay where they are, be they dequantised besides or not.
         if not self.stacked.is_quantised:
-            matrix = _matrix(self.stacked.weight)
-            for layer, part in zip(self.layers, matrix.split(self.stacked.columns), strict=True):
+            for layer, part in zip(self.layers, self.stacked.stored.split(self.stacked.columns), strict=True):
                 layer.base_layer.weight.data = part.view(layer.base_layer.weight.dtype)
             projections = [plain_projection(layer) for layer in self.layers]
         self._projections = projections  # as long as they exist, no other tensor has their ids
@@ -288,13 +287,6 @@ class _LayerGroup:
 def _key(projections: list[LoraProjection]) -> tuple:
     """A key that changes if a layer's weight moves or another adapter becomes active."""
     return tuple((_identity(p.weight), _identity(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
-
-
-def _matrix(weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]) -> Tensor | None:
-    """The matrix that layers' weights are views of; None for quantised weights, which stay where they are."""
-    if isinstance(weight, Fp8Weight):
-        return weight.codes
-    return weight if isinstance(weight, Tensor) else None
 
 
 def _storage(weight: Tensor) -> int:
