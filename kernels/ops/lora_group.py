@@ -197,7 +197,7 @@ class LoraGroup:
 def _stack_weights(
     weights: tuple, columns: tuple[int, ...], lora_A: Tensor, dequantised: bool, joined: bool
 ) -> tuple[Tensor | Fp8Weight | tuple[QuantisedWeight, ...], JoinedWeight | BesideFp8 | None]:
-    """The weights as `LoraGroup` has them, and the matrix that joins them with the adapters, if there is one."""
+    """The weights stacked, or as they are if each pass dequantises them; and the matrix that joins them, if any."""
     rank, num_inputs = lora_A.shape
     if isinstance(weights[0], Fp8Weight):
         stacked = Fp8Weight.stack(weights)
