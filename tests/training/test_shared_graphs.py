@@ -130,6 +130,6 @@ NOT_TAKEN = {
 def test_what_the_kernels_do_not_take_shares_nothing(reason):
     examples = questions(6)
     with make_learner(LoraAdaptation(NOT_TAKEN[reason]()), examples) as learner:
-        assert learner.is_hoisted
+        assert learner.row_losses.hoisted is not None
         assert not learner.row_losses.shares_prefixes
         assert learner.row_losses.pack(outlined(learner, examples)).prefixes is None
