@@ -68,23 +68,23 @@ class _Attempt:
 
 @dataclass
 class Breaks:
-    """What is done where a training may be left, and where it may rest; it has no learner, which a model keeps alive.
+    """What is done where a training may be left, and where it may rest.
 
     Attributes:
         check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
-        rest: called between the micro-batches of other steps.
+        rest: called between the micro-batches of other steps, which cannot be left.
         is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
-        in_other_step: whether one of the other steps is running.
+        cannot_be_left: whether one of the other steps is running.
     """
 
     check: Check = lambda: None
     rest: Callable[[], None] = lambda: None
     is_due: Callable[[], bool] = lambda: False
-    in_other_step: bool = False
+    cannot_be_left: bool = False
 
     def check_within(self) -> None:
-        """Checks, but within none of the other steps."""
-        if not self.in_other_step:
+        """Checks, unless the step cannot be left."""
+        if not self.cannot_be_left:
             self.check()
 
 
@@ -116,7 +116,7 @@ class RecoveringLearner:
         words: Callable[[], WordReader | None] = lambda: None,
     ):
         self.breaks, self._on_event = breaks or Breaks(), on_event
-        within = self.breaks.check_within
+        within = self.breaks.check_within  # no method of this learner, which the model's parts would keep alive
         self.plain = Learner(adaptation, recipe, examples, collator, on_event, options, guard, within, words)
         self.adaptation, self.row_losses = adaptation, self.plain.row_losses
         self.limit = self.row_losses.limit
@@ -223,7 +223,7 @@ class RecoveringLearner:
         """
         self._check_memory()
         plain, can_be_left = self.plain, self.can_be_left
-        self.breaks.in_other_step = not can_be_left
+        self.breaks.cannot_be_left = not can_be_left
         try:
             plain.begin_step(learning_rate)
             done, loss_tokens = 0, step.num_loss_tokens
@@ -245,7 +245,7 @@ class RecoveringLearner:
                     self.breaks.rest()
             return plain.finish_step()
         finally:
-            self.breaks.in_other_step = False
+            self.breaks.cannot_be_left = False
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()
