@@ -9,7 +9,7 @@ Both passes multiply by the same W. Tensor cores contract the contiguous dimensi
 transposed copy of the codes. A number format with exponents loses nothing by one scale for all weights, unless they are
 2^14 times smaller than the largest.
 
-Shapes: N rows, K inputs, M outputs.
+Shapes: N rows, A active rows, K inputs, M outputs, R rank.
 """
 
 import math
@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from . import backend
+from .move_rows import put
 from .quantised import Fp8Rows
+from .rows import KnownRows
 
 LARGEST = 448.0
 # Matrices that tensor cores take have rows of a multiple of 16 bytes.
@@ -73,12 +75,18 @@ class Fp8Weight(NamedTuple):
         kernels = backend.implementation(x_NK, "fp8")
         kernels.multiply_fp8_(out_NM, x_in_fp8 or kernels.quantise_rows(x_NK), self.codes, self.scale, small)
 
-    def inputs(self, dout_NM: Tensor, up_NR: Tensor, stacked_A: Tensor) -> Tensor:
-        """dY W + U A, [N, K]."""
-        kernels, dx_NK = backend.implementation(dout_NM, "fp8"), dout_NM.new_empty(len(dout_NM), len(self.transposed))
-        small = up_NR, stacked_A.T, None, (len(self.transposed),), 1.0
-        kernels.multiply_fp8_(dx_NK, kernels.quantise_rows(dout_NM), self.transposed, self.scale, small)
-        return dx_NK
+    def needs_compact(self, dout_AM: Tensor) -> bool:
+        """Whether `inputs` takes these rows, also if only the device knows how many there are: always."""
+        return True
+
+    def inputs(
+        self, dout_AM: Tensor, up_AR: Tensor, stacked_A: Tensor, rows: KnownRows = None, num_rows: int = 0
+    ) -> Tensor:
+        """dY W + U A, [N, K], zero on all but the active rows."""
+        kernels, dx_AK = backend.implementation(dout_AM, "fp8"), dout_AM.new_empty(len(dout_AM), len(self.transposed))
+        small = up_AR, stacked_A.T, None, (len(self.transposed),), 1.0
+        kernels.multiply_fp8_(dx_AK, kernels.quantise_rows(dout_AM), self.transposed, self.scale, small)
+        return dx_AK if rows is None else put(dx_AK, rows, num_rows)
 
     def inputs_unscaled(self, dout_NM: Tensor) -> tuple[Tensor, Tensor]:
         """dY W, [N, K], whose rows are still to be multiplied by what is beside it, fp32 [N]."""

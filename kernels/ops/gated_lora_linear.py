@@ -35,7 +35,7 @@ class _GatedLoraLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         gate_NF, up_NF, down_NR, lora_A, _ = ctx.saved_tensors
-        group, dout_NM, num_hidden = ctx.group, dout.reshape(-1, dout.shape[-1]), gate_NF.shape[1]
+        group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
         stacked_A, activation = group.stacked_A, ctx.activation
         if (joined := group.joined_for(dout_NM)) is not None:
             product, scales, up = joined.multiply_backward(dout_NM)
@@ -46,22 +46,12 @@ class _GatedLoraLinear(torch.autograd.Function):
             up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
                 dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
             )
-            dproduct_NF, scales_N = _product_backward(dout_NM, group, num_hidden)
+            dproduct_NF, scales_N = group.weight.inputs_unscaled(dout_NM)
             dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
                 dproduct_NF, up_NR, stacked_A, gate_NF, up_NF, activation, scales_N
             )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, *4 * (None,), *group.split(dlora_A, dlora_B, lora_A.dtype)
-
-
-def _product_backward(dout_NM: Tensor, group: LoraGroup, num_hidden: int) -> tuple[Tensor, Tensor | None]:
-    """dY W, [N, F], and what its rows are still to be multiplied by, if anything."""
-    if group.in_fp8:
-        return group.in_fp8.inputs_unscaled(dout_NM)
-    if (packed := group.few_rows_in_4_bits(dout_NM)) is not None:
-        return backend.kernels("four_bit_products").inputs(dout_NM, packed, group.columns, num_hidden), None
-    # Not kept in a variable, so that a dequantised weight is freed at once.
-    return backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(group.matrices())[1]), None
 
 
 def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> Tensor:

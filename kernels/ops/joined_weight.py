@@ -21,6 +21,7 @@ from torch import Tensor
 
 from . import backend
 from .fp8 import Fp8Weight
+from .frozen_weights import multiplies_in_4_bits
 from .quantised import FourBits
 
 # More rows hide a launch, and pay for tiles that the adapters begin.
@@ -139,6 +140,10 @@ class FourBitsWithAdapters:
         """Whether our kernels compute with these weights and such adapters."""
         takes = _kernels_take([weight.packed for weight in weights], rank)
         return takes and rank <= backend.kernels("four_bit_products").MAX_LOW_RANK
+
+    def suits(self, rows: Tensor) -> bool:
+        """Whether these rows, of X or of dY, are multiplied in the same launch."""
+        return len(rows) > 0 and multiplies_in_4_bits(self.weights, self.stacked_A.shape[1], rows)
 
     def multiply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """X Wᵀ and D in parts, [S, N, M] and [S, N, n R]."""

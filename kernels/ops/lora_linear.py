@@ -26,9 +26,9 @@ from torch.autograd.function import once_differentiable
 
 from . import backend, choices
 from .lora_group import LoraGroup
-from .move_rows import RowTarget, keep_rows, put, take, take_kept
+from .move_rows import keep_rows, put, take, take_kept
 from .quantised import Fp8Rows
-from .rows import KnownRows, Rows, as_rows, has_unknown_count, rows_of
+from .rows import Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
 
 
@@ -91,19 +91,12 @@ class _LoraLinear(torch.autograd.Function):
         del kept_x  # frees it before dX is computed
         dx = None
         if ctx.needs_input_grad[0]:
-            if group.in_fp8:
-                dx = group.in_fp8.inputs(dout_AM, up_AR, group.stacked_A)
-                dx = dx if rows is None else put(dx, rows, num_rows)
-            elif (packed := group.few_rows_in_4_bits(dout_AM)) is not None:
-                dx = backend.kernels("four_bit_products").inputs(dout_AM, packed, group.columns, num_in)
-                dx.addmm_(up_AR, group.stacked_A)
-                dx = dx if rows is None else put(dx, rows, num_rows)
-            elif tiles is None:
-                dx = _dx_of_compact_rows(dout_AM, up_AR, group, rows, num_rows)
+            if tiles is None or group.weight.needs_compact(dout_AM):
+                dx = group.weight.inputs(dout_AM, up_AR, group.stacked_A, rows, num_rows)
             else:
                 dx_parts = (
                     backend.kernels("products").dx(dout_NM[:, outputs], w, rows, tiles)
-                    for outputs, w in group.matrices()
+                    for outputs, w in group.weight.parts()
                 )
                 dx = functools.reduce(Tensor.add_, dx_parts)
                 dx.addmm_(put(up_AR, rows, num_rows), group.stacked_A)
@@ -123,14 +116,6 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.dtype == dtype:
         return a @ b
     return torch.mm(a, b, out_dtype=dtype) if a.is_cuda and dtype == torch.float32 else (a @ b).to(dtype)
-
-
-def _dx_of_compact_rows(dout_AM: Tensor, up_AR: Tensor, group: LoraGroup, rows: KnownRows, num_rows: int) -> Tensor:
-    target = RowTarget(rows, num_rows, group.stacked_A.shape[1], dout_AM)
-    torch.mm(up_AR, group.stacked_A, out=target.part)
-    for outputs, matrix in group.matrices():
-        backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM[:, outputs], matrix)
-    return target.whole()
 
 
 def _concatenate_columns(parts_AM: list[Tensor]) -> Tensor:

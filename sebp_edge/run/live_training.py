@@ -6,6 +6,7 @@ from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.models.adaptation import saved_bytes
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.training.checkpoint import CheckpointFiles, Checkpoints, RunState
+from sebp_edge.engine.training.recovery import Breaks
 from sebp_edge.engine.training.run import Task, TrainingRun
 from sebp_edge.events import Event
 from sebp_edge.run.assessment import Assessor
@@ -37,10 +38,8 @@ class LiveTraining:
         self._checkpoints = Checkpoints(
             self._files, call.signal, call.job, self._state, self._is_between_steps, giving_way.is_due
         )
-        due, rest = self._checkpoints.due, giving_way.rest
-        self.run = TrainingRun(
-            base, task, guard, self.notify, call.job.clock, state, is_due=due, check=self.check, rest=rest
-        )
+        breaks = Breaks(self.check, giving_way.rest, self._checkpoints.due)
+        self.run = TrainingRun(base, task, guard, self.notify, call.job.clock, state, breaks)
         # The weights, two moments, and the best state.
         self._checkpoints.begin(4 * saved_bytes(base, task.recipe))
 

@@ -19,7 +19,7 @@ def make_learners_eager(monkeypatch):
 
     def initialize_eager(learner, *args, **options):
         initialize(learner, *args, **options)
-        learner.graphs = None
+        learner.plain.graphs = None
 
     monkeypatch.setattr(Learner, "__init__", initialize_eager)
 
@@ -53,7 +53,7 @@ def make_learner(adapted, examples, events=None, options=FASTEST):
 
 def drop_graphs(learner):
     """Drops the learner's graphs, so that it runs eagerly; returns the learner."""
-    learner.graphs = None
+    learner.plain.graphs = None
     return learner
 
 

@@ -35,7 +35,7 @@ from sebp_edge.engine.sparse.patches import norms_and_mlps
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.training import learner, run
+from sebp_edge.engine.training import loop, run
 from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.ops import attention, backend
 from sebp_edge.recipe import Recipe
@@ -351,7 +351,7 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkey
         taken.append(weakref.ref(state[0]))
         return state
 
-    for module in (learner, run):
+    for module in (loop, run):
         monkeypatch.setattr(module, "snapshot", recorded)
     # The weights of the base model that full fine-tuning restores afterwards.
     before = 1 if recipe is FULL else 0

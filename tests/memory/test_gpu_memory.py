@@ -177,7 +177,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
 
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         if not graphs:
-            learner.graphs = None
+            learner.plain.graphs = None
         weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
         events.clear()
         learner.prepare(schedule_of(learner, [[examples]]))
@@ -185,7 +185,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
         assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
         assert torch.equal(torch.cuda.get_rng_state(), random[0])
         assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner.update
+        update = learner.plain.update
         if kind is FullAdaptation:
             moments = [value for one in update._moments for value in one if value is not None]
             gradients = [parameter.grad for parameter in adapted.model.parameters()]
@@ -193,10 +193,10 @@ def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
             assert int(update._adamw.step) == 0
         else:
             moments = [value for one in update._moments for value in one if value is not None]
-            assert not any(parameter.grad.any() for parameter in learner.parameters)
+            assert not any(parameter.grad.any() for parameter in learner.plain.parameters)
         assert moments
         assert not any(value.any() for value in moments)
-        assert float(learner._loss) == 0
+        assert float(learner.plain._loss) == 0
         assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
         # The step replays the graph of the dry run.
         learner.step(make_step(learner, examples), 1e-2)
@@ -221,7 +221,7 @@ def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
         # After the trials of a model that is attached, which have backward passes too.
         model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
-        learner.graphs = None
+        learner.plain.graphs = None
         weights = snapshot(adapted)
         learner.prepare(schedule_of(learner, [[examples]]))
         assert failed

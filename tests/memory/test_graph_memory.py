@@ -22,13 +22,13 @@ pytestmark = [
 def test_all_buckets_are_warmed_up_before_the_first_capture():
     examples, order = make_examples([64] * 40 + [5]), []
     with make_learner(LoraAdaptation(), examples) as learner:
-        graphs = learner.graphs._graphs
+        graphs = learner.plain.graphs._graphs
         for name in ("warm_up", "capture"):
             method = getattr(graphs, name)
             setattr(graphs, name, lambda *given, method=method, name=name: order.append(name) or method(*given))
         limit_rows(learner, 630)
         learner.lay_out(schedule_of(learner, [[examples]]))
-        assert len(learner.graphs._planned) > 1
+        assert len(learner.plain.graphs._planned) > 1
         learner.step(make_step(learner, examples), 1e-3)
     first = order.index("capture")
     assert order.count("warm_up") == first > 1
@@ -123,7 +123,7 @@ def test_running_out_of_memory_while_a_graph_is_made_adds_no_gradients(options, 
         loss, found = step_gradients(learner, examples, monkeypatch)
         assert torch.cuda.current_stream() == stream
         assert [event for event in events if isinstance(event, MemoryRanOut)] == [MemoryRanOut(4096, -(-rows // 2))]
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         captured = len([event for event in events if isinstance(event, GraphCaptured)])
         again_loss, again = step_gradients(learner, examples, monkeypatch)
         assert len([event for event in events if isinstance(event, GraphCaptured)]) == captured
@@ -167,7 +167,7 @@ def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(c
         hook.fail_at(call)
         found = by_document(learner)
         assert learner.limit.max_rows < 4096
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
     assert found.keys() == expected.keys()
     for document, losses in found.items():
         torch.testing.assert_close(losses, expected[document], rtol=2e-2, atol=2e-2)
@@ -182,7 +182,7 @@ def test_a_single_example_that_only_fits_without_graphs_is_trained_without_them(
     with make_learner(adapted, examples, events) as learner:
         hook.fail_at(1)
         _, found = step_gradients(learner, examples, monkeypatch)
-        assert learner.graphs is None
+        assert learner.plain.graphs is None
         hook.fail_at(1)
         with pytest.raises(torch.OutOfMemoryError):
             learner.step(make_step(learner, examples), 1e-3)
@@ -209,7 +209,7 @@ def test_under_a_cap_the_training_continues_with_smaller_micro_batches(graphs):
             learner.lay_out(schedule_of(learner, [[examples] * 3]))
             # With a learning rate of zero, all trainings here are the same.
             losses = [float(learner.step(make_step(learner, examples), 0.0).loss) for _ in range(3)]
-            assert (learner.graphs is not None) == graphs
+            assert (learner.plain.graphs is not None) == graphs
             return losses, sum(float(losses.sum()) for _, losses, _ in learner.losses(evaluated(learner, examples)))
 
     def held_after(events):

@@ -65,7 +65,7 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
 
     def prepared(learner):
         if graphs and not padded:
-            learner.begin_graphs()
+            learner.plain.begin_graphs()
         learner.prepare(schedule_of(learner, [[examples[:5], examples[5:]]]))
         return learner
 
@@ -81,10 +81,10 @@ def test_a_dry_run_changes_nothing_bit_for_bit(base, case, graphs, plain_graphs)
         assert learner.fits()
         assert equal(bits(snapshot(learner.adaptation)), bits(weights))
         assert torch.equal(torch.get_rng_state(), random)
-        moments = [value for one in learner.update._moments for value in one if value is not None]
-        gradients = [parameter.grad for parameter in learner.parameters]
+        moments = [value for one in learner.plain.update._moments for value in one if value is not None]
+        gradients = [parameter.grad for parameter in learner.plain.parameters]
         assert moments
-        assert not any(tensor.any() for tensor in (*moments, *gradients, learner._loss))
+        assert not any(tensor.any() for tensor in (*moments, *gradients, learner.plain._loss))
         # A size that is known to fit gets no second dry run.
         assert learner.fits()
         assert [type(event) for event in learner.events] == [MemoryProbed]
@@ -101,12 +101,12 @@ def test_a_dry_run_updates_nothing_in_the_backward_pass(dtype, graphs, plain_gra
     recipe = RECIPE.replace(method="full")
     with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append, guard=ample()) as learner:
         if graphs:
-            learner.begin_graphs()
+            learner.plain.begin_graphs()
         learner.prepare(schedule_of(learner, [[examples]]))
         assert equal(bits(snapshot(adapted)), bits(before))
-        moments = [value for one in learner.update._moments for value in one if value is not None]
+        moments = [value for one in learner.plain.update._moments for value in one if value is not None]
         assert not any(value.any() for value in moments)
-        assert int(learner.update._adamw.step) == 0
+        assert int(learner.plain.update._adamw.step) == 0
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
         # A step does change the weights.
         learner.step(make_step(learner, examples), 1e-2)

@@ -25,9 +25,9 @@ from sebp_edge.ops import (
 )
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
+from sebp_edge.ops.frozen_weights import FEW_ROWS
 from sebp_edge.ops.gpu import four_bit_products
 from sebp_edge.ops.gpu.four_bit_products import FourBitTiles
-from sebp_edge.ops.lora_group import FEW_ROWS
 
 # Layers multiply only by tensor cores, in 16 bits; Triton's interpreter has no bf16.
 DTYPES = [torch.float16, torch.bfloat16 if DEVICE == "cuda" else torch.float32]

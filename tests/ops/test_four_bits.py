@@ -7,7 +7,7 @@ from random_cases import DEVICE, DTYPES
 
 from sebp_edge.engine.models.lora import four_bits_of
 from sebp_edge.ops import QuantisedWeight
-from sebp_edge.ops.lora_group import dequantise
+from sebp_edge.ops.frozen_weights import dequantise
 
 functional = pytest.importorskip(
     "bitsandbytes.functional", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'"

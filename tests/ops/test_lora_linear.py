@@ -175,7 +175,7 @@ def test_groups_share_a_scratch_buffer_as_large_as_the_largest_matrix():
     scratch, made = ScratchBuffer(), []
     packed = [[quantised(one, made)[0] for one in group] for group in (projections, wide_projections)]
     groups = [LoraGroup.stack(group, scratch) for group in packed]
-    addresses = {matrix.data_ptr() for group in groups for _, matrix in group.matrices()}
+    addresses = {matrix.data_ptr() for group in groups for _, matrix in group.weight.parts()}
     assert len(addresses) == 1
     assert scratch._buffer.numel() == scratch.size == 8 * 11
     separate = [LoraGroup.stack(group) for group in packed]
@@ -195,7 +195,7 @@ def test_as_many_projections_are_multiplied_at_once_as_the_largest_matrix_is_hig
     for each, part in zip(packed, truth.split(group.columns), strict=True):
         each.weight.dequantise(part)
     for _ in range(2):
-        found = [(outputs, matrix.clone()) for outputs, matrix in group.matrices()]
+        found = [(outputs, matrix.clone()) for outputs, matrix in group.weight.parts()]
         assert [outputs for outputs, _ in found] == [slice(0, 11), slice(11, 16), slice(16, 27), slice(27, 28)]
         assert torch.equal(torch.cat([matrix for _, matrix in found]), truth)
     assert (scratch._buffer is None) == dequantised

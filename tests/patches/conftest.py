@@ -3,7 +3,7 @@
 import pytest
 
 from sebp_edge.engine.sparse import hoist
-from sebp_edge.engine.sparse.patches.fused_lora import LoraGroup
+from sebp_edge.ops.frozen_weights import Matrices
 
 
 @pytest.fixture
@@ -15,6 +15,6 @@ def fits_flash_attention(monkeypatch):
 @pytest.fixture
 def rank_products(monkeypatch):
     """The columns of each group of adapters whose last product is computed during the test."""
-    products, matrices = [], LoraGroup.matrices
-    monkeypatch.setattr(LoraGroup, "matrices", lambda group: products.append(group.columns) or matrices(group))
+    products, parts = [], Matrices.parts
+    monkeypatch.setattr(Matrices, "parts", lambda weights: products.append(weights.columns) or parts(weights))
     return products

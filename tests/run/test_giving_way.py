@@ -359,7 +359,7 @@ def test_a_gpu_rests_between_the_micro_batches_of_a_step(base):
     examples = uneven_examples()
     with recovering_learner(base, examples, max_rows=64) as learner:
         step, rests = make_step(learner, examples), []
-        learner._rest = lambda: rests.append(None)
+        learner.breaks.rest = lambda: rests.append(None)
         learner.step(step, 1e-3)
         assert not rests  # on the CPU, the call is checked there
         learner.steps_ahead = 1  # as on a GPU

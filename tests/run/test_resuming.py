@@ -16,6 +16,7 @@ from sebp_edge import AdapterStore
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.sparse.patches.stops import _Checked
+from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import Interrupted, MachineError, Paused
 from sebp_edge.events import (
@@ -152,15 +153,20 @@ def test_a_pause_frees_the_model_although_its_error_is_kept(model, notes, tmp_pa
 
 def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, run_with, monkeypatch):
     run_with(MemoryOptions(max_rows=80))
-    compute, calls, found = RecoveringLearner.accumulate, [], []
+    lay_out, compute, calls, found, steps = RecoveringLearner.lay_out, Learner.accumulate, [], [], []
+
+    def keep_steps(learner, schedule):
+        lay_out(learner, schedule)
+        steps[:] = schedule.epochs[0]
 
     def accumulate(learner, micro_batch, loss_tokens):
         compute(learner, micro_batch, loss_tokens)
-        calls.append(len(learner.schedule.epochs[0][1].micro_batches))
-        if len(found) == 1 and len(calls) == len(learner.schedule.epochs[0][0].micro_batches) + 2:
+        calls.append(len(steps[1].micro_batches))
+        if len(found) == 1 and len(calls) == len(steps[0].micro_batches) + 2:
             assert made.pause()
 
-    monkeypatch.setattr(RecoveringLearner, "accumulate", accumulate)
+    monkeypatch.setattr(RecoveringLearner, "lay_out", keep_steps)
+    monkeypatch.setattr(Learner, "accumulate", accumulate)
     for number in range(2):
         store = AdapterStore(tmp_path / f"store-{number}")
         calls.clear()

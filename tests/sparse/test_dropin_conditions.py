@@ -17,8 +17,8 @@ from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
 from sebp_edge.engine.models.architecture import is_linear, layers_after_attention
-from sebp_edge.engine.sparse.patches.kept_inputs import KeptInputs
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.sparse.sparsify import KeptInputs
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 

@@ -48,7 +48,7 @@ def test_losses_on_boilerplate_and_on_the_rest_are_those_of_their_tokens(base, p
         for parameter in trainable(learner.adaptation):  # so that the adapter changes nothing
             parameter.data.zero_()
         if path == "graphs":
-            learner.begin_graphs()
+            learner.plain.begin_graphs()
         found = evaluate(learner, evaluated(learner, examples))
 
     def expected(keep):

@@ -44,13 +44,13 @@ pytestmark = [
 def gradients(learner, micro_batches):
     """Runs micro-batches without an update; returns the loss and the gradients."""
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner._loss.zero_()
+    learner.plain._loss.zero_()
     for group in micro_batches:
         (micro_batch,) = learner.limit.cut(outlined(learner, group))
-        learner.accumulate(micro_batch, loss_tokens)
+        learner.plain.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.update.reset()
-    return float(learner._loss), found
+    learner.plain.update.reset()
+    return float(learner.plain._loss), found
 
 
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
@@ -60,7 +60,7 @@ def test_gradients_equal_the_eager_ones(family, prompt):
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     adapted = LoraAdaptation(MODELS[family]())
     with make_learner(adapted, examples) as learner:
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         learner.lay_out(schedule_of(learner, [micro_batches]))
         loss, found = gradients(learner, micro_batches)
         again_loss, again = gradients(learner, micro_batches[::-1])
@@ -83,7 +83,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
         with make_learner(LoraAdaptation(), examples, options=options) as learner:
             learner.lay_out(schedule_of(learner, [micro_batches]))
             found = gradients(learner, micro_batches)
-            assert learner.graphs is not None
+            assert learner.plain.graphs is not None
             learner.step(make_step(learner, examples), 1e-3)
             with gpu_sync_forbidden():
                 learner.step(make_step(learner, examples), 1e-3)
@@ -140,7 +140,7 @@ def check_quantised(changes, options, tokenizer, tmp_path):
     with make_learner(adaptation, examples, events, options) as learner:
         learner.lay_out(schedule_of(learner, [micro_batches]))
         loss, found = gradients(learner, micro_batches)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
         eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
     with make_learner(twin, examples) as learner:
@@ -151,7 +151,7 @@ def check_quantised(changes, options, tokenizer, tmp_path):
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
@@ -159,7 +159,7 @@ def test_held_out_losses_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(LoraAdaptation(), examples) as learner:
         ((_, losses, owners),) = learner.losses(evaluated(learner, examples))
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert torch.equal(owners, expected_owners)
     torch.testing.assert_close(losses, expected, rtol=2e-2, atol=2e-2)
@@ -168,11 +168,11 @@ def test_held_out_losses_equal_the_eager_ones():
 def test_words_that_a_graph_reads_equal_the_eager_ones():
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
     with make_learner(LoraAdaptation(), examples) as learner:
-        words = WordReader(Vocabulary(make_tokenizer(), 320), learner.device)
-        learner.words = lambda: words
-        learner.begin_graphs()
+        words = WordReader(Vocabulary(make_tokenizer(), 320), learner.plain.device)
+        learner.plain.words = lambda: words
+        learner.plain.begin_graphs()
         ((_, rows, owners),) = learner.losses(evaluated(learner, examples), reads_words=True)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples), reads_words=True)
     assert torch.equal(owners, expected_owners)
     assert rows.shape == expected.shape == (sum(example.num_loss_tokens for example in examples), 6)
@@ -189,7 +189,7 @@ def test_a_step_does_not_wait_for_the_gpu():
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
     assert float(again.loss) < float(outcome.loss)
     assert float(again.grad_norm) > 0
 
@@ -202,17 +202,17 @@ def test_a_capture_changes_neither_weights_moments_nor_random_states():
     with make_learner(adapted, examples) as learner:
         learner.lay_out(schedule_of(learner, [[examples[:2]]]))
         list(learner.losses(evaluated(learner, examples[:2])))
-        learner.graphs.accumulate(pack(examples[:2]), 1)
+        learner.plain.graphs.accumulate(pack(examples[:2]), 1)
         assert any(parameter.grad.any() for parameter in trainable(adapted))
         first = [parameter.grad.clone() for parameter in trainable(adapted)]
-        moments = [value.clone() for moments in learner.update._moments for value in moments[:2]]
+        moments = [value.clone() for moments in learner.plain.update._moments for value in moments[:2]]
         assert moments
         assert not any(value.any() for value in moments)
         # A second bucket is captured between two micro-batches of one step.
         weightless = pack(examples[2:]).weighted(0.0)
-        assert not learner.graphs.bucket(pack(examples[:2]).sizes).holds(weightless.sizes)
-        learner.graphs.accumulate(weightless, 1)
-        assert len(learner.graphs._captured) == 3
+        assert not learner.plain.graphs.bucket(pack(examples[:2]).sizes).holds(weightless.sizes)
+        learner.plain.graphs.accumulate(weightless, 1)
+        assert len(learner.plain.graphs._captured) == 3
         for parameter, gradient in zip(trainable(adapted), first, strict=True):
             assert torch.equal(parameter.grad, gradient)
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
@@ -239,7 +239,7 @@ def test_a_model_that_waits_for_the_gpu_trains_without_graphs_after_one_notice()
         limit_rows(learner, 50)
         losses = [float(learner.step(make_step(learner, examples), 1e-2).loss) for _ in range(4)]
         list(learner.losses(evaluated(learner, examples)))
-        assert learner.graphs is None
+        assert learner.plain.graphs is None
     assert losses[-1] < losses[0]
     captured, notice = (event for event in events if not isinstance(event, ExamplesEvaluated))
     assert isinstance(captured, GraphCaptured) and captured.part == "update" and captured.seconds > 0
@@ -286,22 +286,22 @@ def test_a_capture_of_updates_in_the_backward_pass_changes_nothing(tied):
     examples = make_examples([31, 2, 17, 64, 5, 40])
     adapted = FullAdaptation(tie_word_embeddings=tied)
     with make_learner(adapted, examples) as learner:
-        assert isinstance(learner.update, UpdateInBackward)
+        assert isinstance(learner.plain.update, UpdateInBackward)
         # The first step makes the moments non-zero.
         learner.step(make_step(learner, examples), 1e-3)
 
         def state():
-            moments = [value for moments in learner.update._moments for value in moments]
-            norms = [learner.update.finish(), learner.update._adamw.step]
+            moments = [value for moments in learner.plain.update._moments for value in moments]
+            norms = [learner.plain.update.finish(), learner.plain.update._adamw.step]
             return [value.detach().clone() for value in (*adapted.model.parameters(), *moments, *norms)]
 
         before, random_state = state(), torch.cuda.get_rng_state()
         tokens = pack(examples[:2])
-        tokens = tokens.filled(learner.graphs.bucket(tokens.sizes))
+        tokens = tokens.filled(learner.plain.graphs.bucket(tokens.sizes))
         weightless = tokens.to("cuda").weighted(0.0)
-        learner.graphs._warm_up(learner.graphs._key("gradients", tokens.sizes), tokens)
-        run = functools.partial(learner.graphs._run, "gradients")
-        graph = _CapturedGraph(learner.graphs._graphs, "gradients", weightless, run)
+        learner.plain.graphs._warm_up(learner.plain.graphs._key("gradients", tokens.sizes), tokens)
+        run = functools.partial(learner.plain.graphs._run, "gradients")
+        graph = _CapturedGraph(learner.plain.graphs._graphs, "gradients", weightless, run)
         assert all(torch.equal(one, other) for one, other in zip(before, state(), strict=True))
         assert torch.equal(torch.cuda.get_rng_state(), random_state)
         assert all(parameter.grad is None for parameter in adapted.model.parameters())
@@ -327,7 +327,7 @@ def test_captured_updates_in_the_backward_pass_agree_with_the_eager_ones(tied, o
             outcomes = [
                 learner.step(make_step(learner, group), 1e-3) for group in (examples[:3], examples[3:], examples) * 4
             ]
-            assert (learner.graphs is None) is (prepare is drop_graphs)
+            assert (learner.plain.graphs is None) is (prepare is drop_graphs)
         return torch.tensor([[*map(float, outcome)] for outcome in outcomes]), adapted.model.state_dict()
 
     start = FullAdaptation(tie_word_embeddings=tied, num_hidden_layers=3).model.state_dict()
@@ -349,5 +349,5 @@ def test_a_step_of_full_fine_tuning_neither_waits_nor_holds_all_gradients():
         learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             learner.step(make_step(learner, examples), 1e-3)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         assert torch.cuda.max_memory_allocated() - before < weights / 2

@@ -49,14 +49,14 @@ def test_a_failed_micro_batch_is_freed_before_the_retry(base, padded, monkeypatc
 
     def count(device):
         # Operations in place also return gradients and the loss, which stay alive.
-        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner._loss)}
+        known = {id(parameter.grad) for parameter in trainable(learner.adaptation)} | {id(learner.plain._loss)}
         alive.append([tensor().shape for tensor in made if tensor() is not None and id(tensor()) not in known])
 
     with recovering_learner(base, examples, padded=padded) as learner:
         gradients(learner, examples, Failing(), monkeypatch)
         counting = Failing()
         gradients(learner, examples, counting, monkeypatch)
-        monkeypatch.setattr("sebp_edge.engine.training.recovery.release_memory", count)
+        monkeypatch.setattr("sebp_edge.engine.training.learner.release_memory", count)
         gc.disable()
         try:
             for number in range(1, counting.count + 1, 1 + counting.count // 4):
@@ -92,8 +92,8 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
             found = [one for one in alive() if id(one) not in known]
             seen.update(map(type, found))
             for learner in (one for one in found if isinstance(one, RecoveringLearner)):
-                moments = [value for moments in learner.update._moments for value in moments if value is not None]
-                gradients = [parameter.grad for parameter in learner.parameters]
+                moments = [value for moments in learner.plain.update._moments for value in moments if value is not None]
+                gradients = [parameter.grad for parameter in learner.plain.parameters]
                 tensors.extend(map(weakref.ref, moments + gradients))
 
     personalizer = make(recipe=recipe, on_event=see)

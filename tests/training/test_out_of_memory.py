@@ -83,7 +83,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
 
         def begin():
             limit_rows(learner, 4096)
-            learner.begin_graphs()
+            learner.plain.begin_graphs()
             learner.prepare(schedule_of(learner, [[examples]]))
             learner.events.clear()
 
@@ -94,7 +94,7 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
             begin()
             found = gradients(learner, examples, Failing(number), monkeypatch)
             assert learner.events == [MemoryRanOut(4096, half)]
-            captured = learner.graphs._captured
+            captured = learner.plain.graphs._captured
             assert captured
             # No bucket has the size that did not fit.
             assert max(key.bucket.tokens for key in captured) <= half + 32
@@ -113,7 +113,7 @@ def test_dequantised_weights_are_freed_first(reason, num_examples, tokenizer, tm
     guard = MemoryGuard(CPU)
     with recovering_learner(base, examples[:num_examples], limit=guard, options=WITH_DEQUANTISED) as learner:
         expected = gradients(learner, examples[:num_examples], Failing(), monkeypatch)
-        learner.begin_graphs()
+        learner.plain.begin_graphs()
         learner.prepare(schedule_of(learner, [[examples[:num_examples]]]))
         learner.events.clear()
         failing = Failing(100) if reason == "the step failed" else Failing()
@@ -123,7 +123,7 @@ def test_dequantised_weights_are_freed_first(reason, num_examples, tokenizer, tm
         (notice,) = learner.events
         assert notice.message == "Memory is short, so from now on every pass dequantises all 4-bit weights."
         assert learner.row_losses.hoisted.num_dequantised == 0
-        assert learner.limit.max_rows == 4096 and learner.graphs is not None
+        assert learner.limit.max_rows == 4096 and learner.plain.graphs is not None
         # Filled up to a bucket, and so rounded otherwise.
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -134,9 +134,9 @@ def test_a_single_example_is_run_without_graphs_before_the_training_ends(base, m
     examples = uneven_examples()[:1]
     with recovering_learner(base, examples) as learner:
         expected = gradients(learner, examples, Failing(), monkeypatch)
-        learner.begin_graphs()
+        learner.plain.begin_graphs()
         assert equal(gradients(learner, examples, Failing(100), monkeypatch), expected)
-        assert learner.graphs is None
+        assert learner.plain.graphs is None
         (notice,) = learner.events
         assert "memory ran out with them" in notice.message
         with pytest.raises(torch.OutOfMemoryError), Failing(100):

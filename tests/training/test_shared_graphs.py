@@ -42,12 +42,12 @@ def questions(seed, notes=(40, 17), each=4, alone=2):
 
 def gradients(learner, examples):
     """The loss and the gradients of one micro-batch."""
-    learner._loss.zero_()
+    learner.plain._loss.zero_()
     (micro_batch,) = learner.limit.cut(outlined(learner, examples))
-    learner.accumulate(micro_batch, sum(example.num_loss_tokens for example in examples))
+    learner.plain.accumulate(micro_batch, sum(example.num_loss_tokens for example in examples))
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.update.reset()
-    return float(learner._loss), found
+    learner.plain.update.reset()
+    return float(learner.plain._loss), found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,7 +60,7 @@ def test_gradients_equal_those_without_sharing(family):
         assert learner.row_losses.pack(outlined(learner, examples)).prefixes is not None
         loss, found = gradients(learner, examples)
         _, again = gradients(learner, examples)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
         assert error(again, found) <= 1e-6
         learner.row_losses.shares_prefixes = False
         unshared_loss, unshared = gradients(drop_graphs(learner), examples)
@@ -80,9 +80,9 @@ def test_one_graph_computes_other_trees_of_its_bucket():
         # One bucket that holds all of them.
         packed = [learner.row_losses.pack(outlined(learner, tree)) for tree in trees]
         bucket = Bucket(*map(max, zip(*(tokens.sizes for tokens in packed), strict=True)))
-        learner.graphs.prepare([(bucket, True)])
+        learner.plain.graphs.prepare([(bucket, True)])
         found = [gradients(learner, tree)[1] for tree in trees]
-        assert len(learner.graphs._captured) == 1
+        assert len(learner.plain.graphs._captured) == 1
         learner.row_losses.shares_prefixes = False
         unshared = [gradients(drop_graphs(learner), tree)[1] for tree in trees]
     adapted.model.to(torch.float32)
@@ -97,8 +97,8 @@ def test_held_out_losses_keep_their_order():
     examples = questions(4)
     with make_learner(LoraAdaptation(FAMILIES["llama"]()), examples) as learner:
         ((outlines, losses, owners),) = learner.losses(evaluated(learner, examples))
-        assert learner.graphs is not None
-        assert {key.has_prefixes for key in learner.graphs._captured} == {True}
+        assert learner.plain.graphs is not None
+        assert {key.has_prefixes for key in learner.plain.graphs._captured} == {True}
         learner.row_losses.shares_prefixes = False
         ((others, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples))
     assert outlines == others
@@ -112,7 +112,7 @@ def test_steps_with_prefixes_do_not_wait_for_the_gpu():
         outcome = learner.step(make_step(learner, examples), 1e-3)
         with gpu_sync_forbidden():
             again = learner.step(make_step(learner, examples), 1e-3)
-        assert learner.graphs is not None
+        assert learner.plain.graphs is not None
     assert float(again.loss) < float(outcome.loss)
 
 
@@ -130,6 +130,6 @@ NOT_TAKEN = {
 def test_what_the_kernels_do_not_take_shares_nothing(reason):
     examples = questions(6)
     with make_learner(LoraAdaptation(NOT_TAKEN[reason]()), examples) as learner:
-        assert learner.is_hoisted
+        assert learner.row_losses.hoisted is not None
         assert not learner.row_losses.shares_prefixes
         assert learner.row_losses.pack(outlined(learner, examples)).prefixes is None

@@ -215,12 +215,12 @@ def test_a_row_that_is_certain_draws_nothing():
 def test_a_model_has_nothing_to_learn_of_itself(base, path, method, monkeypatch):
     recipe = RECIPE.replace(method=method, learning_rate=1e-3)
     with recovering_learner(base, EXAMPLES, recipe) as learner:
-        learner.remove()
+        learner.plain.remove()
         own = with_teacher(learner.adaptation.model, EXAMPLES, COLLATOR, CPU, silent, k=VOCABULARY)
     # The same adaptation again.
     with recovering_learner(base, [*EXAMPLES, *own], recipe, padded=path == "padded") as learner:
         if path == "graphs":
-            learner.begin_graphs()
+            learner.plain.begin_graphs()
         loss, *found = gradients(learner, own, nullcontext(), monkeypatch)
         _, *hard = gradients(learner, EXAMPLES, nullcontext(), monkeypatch)
     shares = torch.tensor([share for example in own for share in example.teacher.shares]).double()
@@ -236,11 +236,11 @@ def test_however_micro_batches_are_cut_a_step_is_the_dense_one(base, path, max_r
     examples = taught(EXAMPLES, KS)
     with recovering_learner(base, examples, max_rows=max_rows, padded=path == "padded") as learner:
         if path == "graphs":
-            learner.begin_graphs()
+            learner.plain.begin_graphs()
             learner.lay_out(schedule_of(learner, [[examples]]))
         loss, *found = gradients(learner, examples, nullcontext(), monkeypatch)
         held_out = torch.cat([each[1] for each in learner.losses(evaluated(learner, examples))])
-        learner.remove()
+        learner.plain.remove()
         losses = dense_losses(learner.adaptation.model, examples)
         mean = float(losses.detach().mean())
         expected = torch.autograd.grad(losses.mean(), trainable(learner.adaptation))
@@ -253,8 +253,8 @@ def test_however_micro_batches_are_cut_a_step_is_the_dense_one(base, path, max_r
 def test_micro_batches_without_a_teacher_have_the_graphs_that_they_had(base):
     soft, hard = taught(EXAMPLES[:3], [20, 20, 0]), EXAMPLES[3:]
     with recovering_learner(base, [*soft, *hard]) as learner:
-        learner.begin_graphs()
-        graphs = learner.graphs
+        learner.plain.begin_graphs()
+        graphs = learner.plain.graphs
         learner.lay_out(schedule_of(learner, [[hard]]))
         graphs.accumulate(pack(hard), 1)
         assert (
@@ -277,7 +277,7 @@ def test_a_student_comes_closer_to_its_teacher(base):
     with recovering_learner(base, teacher, RECIPE.replace(method="full")) as learner:
         step = make_step(learner, teacher)
         losses = [float(learner.step(step, 1e-2).loss) for _ in range(20)]
-        learner.remove()
+        learner.plain.remove()
         mean = dense_losses(learner.adaptation.model, teacher).mean().item()
     entropy = sum(-(wanted * wanted.clamp(min=1e-30).log()).sum().item() for wanted in map(whole, teacher))
     entropy /= sum(example.num_loss_tokens for example in teacher)
@@ -307,7 +307,7 @@ class TestOnAGpu:
             learner.lay_out(schedule_of(learner, [micro_batches]))
             loss, found = step_gradients(learner, micro_batches)
             again_loss, again = step_gradients(learner, micro_batches[::-1])
-            captured = {key.num_soft_targets for key in learner.graphs._captured}
+            captured = {key.num_soft_targets for key in learner.plain.graphs._captured}
             eager_loss, eager = step_gradients(drop_graphs(learner), micro_batches)
         assert captured == {0, 19}
         adapted.model.to(torch.float32)
@@ -337,7 +337,7 @@ class TestOnAGpu:
             outcome = learner.step(make_step(learner, examples), 1e-3)
             with gpu_sync_forbidden():
                 again = learner.step(make_step(learner, examples), 1e-3)
-            assert learner.graphs is not None
+            assert learner.plain.graphs is not None
         assert float(again.loss) < float(outcome.loss)
 
     def test_a_teacher_on_a_gpu_is_the_one_on_a_cpu(self):
@@ -351,10 +351,10 @@ class TestOnAGpu:
 def step_gradients(learner, micro_batches):
     """Runs micro-batches without an update; returns the loss and the gradients."""
     loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner._loss.zero_()
+    learner.plain._loss.zero_()
     for group in micro_batches:
         (micro_batch,) = learner.limit.cut(outlined(learner, group))
-        learner.accumulate(micro_batch, loss_tokens)
+        learner.plain.accumulate(micro_batch, loss_tokens)
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.update.reset()
-    return float(learner._loss), found
+    learner.plain.update.reset()
+    return float(learner.plain._loss), found

@@ -134,7 +134,7 @@ def test_a_warm_up_changes_nothing():
     model = make_llama().bfloat16()
     with make_learner(model) as learner:
         learner.step(make_step(learner, EXAMPLES[:3]), 1e-3)
-        update = learner.update
+        update = learner.plain.update
         state = [parameter.detach().clone() for parameter in model.parameters()]
         moments = [value.clone() for moments in update._moments for value in moments]
         random_state = torch.get_rng_state()
@@ -161,7 +161,7 @@ def test_a_warm_up_changes_nothing():
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
-        assert type(learner.update) is kind
+        assert type(learner.plain.update) is kind
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_after_start_again_a_training_repeats_the_first_one():
         fresh = snapshot(learner.adaptation)
         learner.step(make_step(learner, EXAMPLES), 1e-3)
         first = snapshot(learner.adaptation)
-        learner.start_again(fresh)
+        learner.plain.start_again(fresh)
         learner.step(make_step(learner, EXAMPLES), 1e-3)
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 

@@ -29,7 +29,7 @@ def learner(base, plain_graphs):
     examples = [*uneven_examples(), *MANY, *SHORT, *LONG]
     # With a budget there is a dry run of the largest micro-batch, as always on a GPU.
     with recovering_learner(base, examples, max_rows=630, limit=MemoryGuard(CPU, budget=10**12)) as learner:
-        learner.begin_graphs()
+        learner.plain.begin_graphs()
         yield learner
 
 
@@ -42,7 +42,7 @@ def test_steps_and_held_out_losses_are_warmed_up_before_the_first_capture(learne
     learner.prepare(schedule)
     evaluate(learner, schedule.test)
     trainer.train(schedule)
-    order = learner.graphs._graphs.order
+    order = learner.plain.graphs._graphs.order
     num_warm_ups = order.count("warm_up")
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
@@ -61,13 +61,13 @@ def test_later_trainings_share_graphs_that_were_warmed_up_before_the_first_captu
     fresh = snapshot(learner.adaptation)
     evaluate(learner, first.test)
     Trainer(learner, RECIPE, learner.events.append, "train").train(first)
-    order = learner.graphs._graphs.order
-    num_warm_ups, keys = order.count("warm_up"), set(learner.graphs._planned)
-    learner.start_again(fresh)
+    order = learner.plain.graphs._graphs.order
+    num_warm_ups, keys = order.count("warm_up"), set(learner.plain.graphs._planned)
+    learner.plain.start_again(fresh)
     learner.prepare(last)
     Trainer(learner, RECIPE, learner.events.append, "all documents").train(last)
     evaluate(learner, last.test)
-    assert learner.graphs._planned == keys
+    assert learner.plain.graphs._planned == keys
     assert order.count("warm_up") == num_warm_ups
     assert order[:num_warm_ups] == ["warm_up"] * num_warm_ups
     assert order.count("gradients") > 1
@@ -97,7 +97,7 @@ def ran(monkeypatch):
 def test_gradients_are_warmed_up_before_losses_and_the_largest_first(learner, ran):
     examples = uneven_examples()
     learner.prepare(schedule_of(learner, [[examples]], examples[:3]))
-    learner.graphs.capture(learner.row_losses.pack(learner.limit.cut(outlined(learner, examples))[-1].examples))
+    learner.plain.graphs.capture(learner.row_losses.pack(learner.limit.cut(outlined(learner, examples))[-1].examples))
     assert ran == sorted(ran, key=lambda each: (each[0], -each[1]))
     assert {part for part, _ in ran} == {"gradients", "losses"}
 
@@ -107,7 +107,7 @@ def test_micro_batches_with_prefixes_and_without_are_warmed_up_before_the_first_
     about_it = [Example([*note, *own], [IGNORE] * 33 + list(own[3:]), 0) for own in questions]
     steps = [about_it, SHORT]
     with recovering_learner(base, [*about_it, *SHORT]) as learner:
-        learner.begin_graphs()
+        learner.plain.begin_graphs()
         learner.prepare(schedule_of(learner, [steps], about_it, SHORT))
         for examples in steps:
             learner.step(make_step(learner, examples), 0.0)
@@ -119,7 +119,7 @@ def test_micro_batches_with_prefixes_and_without_are_warmed_up_before_the_first_
             for losses, owners in (captured, shared):
                 assert torch.equal(owners, expected_owners)
                 torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
-        order, keys = learner.graphs._graphs.order, learner.graphs._captured.keys()
+        order, keys = learner.plain.graphs._graphs.order, learner.plain.graphs._captured.keys()
     assert order[:4] == ["warm_up"] * 4 and order.count("warm_up") == len(keys) == 4
     assert {(key.has_gradients, key.has_prefixes) for key in keys} == {(a, b) for a in (0, 1) for b in (0, 1)}
 
@@ -130,7 +130,7 @@ def test_an_evaluation_first_warms_up_no_gradients(learner, ran):
     learner.prepare(schedule_of(learner, [[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
     assert {part for part, _ in ran} == {"losses"}
-    order = learner.graphs._graphs.order
+    order = learner.plain.graphs._graphs.order
     assert order.index("losses") == order.count("warm_up") >= 1
 
 
@@ -139,14 +139,14 @@ def test_graphs_and_their_memory_are_freed_at_once(learner):
     learner.prepare(schedule_of(learner, [[examples]], examples[:3]))
     learner.step(make_step(learner, examples), 1e-3)
     evaluate(learner, evaluated(learner, examples[:3]))
-    graphs = weakref.ref(learner.graphs)
-    captured = [weakref.ref(each) for each in learner.graphs._captured.values()]
-    for each in learner.graphs._captured.values():
+    graphs = weakref.ref(learner.plain.graphs)
+    captured = [weakref.ref(each) for each in learner.plain.graphs._captured.values()]
+    for each in learner.plain.graphs._captured.values():
         each.replay = None  # A real graph's replay does not hold the captured function.
     del each
     gc.disable()
     try:
-        learner.release_graphs()
+        learner.plain.release_graphs()
         assert graphs() is None
         assert captured
         assert not any(each() for each in captured)
@@ -158,7 +158,7 @@ def test_unplanned_buckets_are_warmed_up_on_first_use(learner):
     examples = uneven_examples()
     learner.prepare(schedule_of(learner, [[examples[:2]]]))
     learner.step(make_step(learner, examples[:2]), 1e-3)
-    before = len(learner.graphs._graphs.order)
+    before = len(learner.plain.graphs._graphs.order)
     evaluate(learner, evaluated(learner, examples))
-    assert learner.graphs._graphs.order[before] == "warm_up"
-    assert "losses" in learner.graphs._graphs.order[before:]
+    assert learner.plain.graphs._graphs.order[before] == "warm_up"
+    assert "losses" in learner.plain.graphs._graphs.order[before:]

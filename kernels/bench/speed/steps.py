@@ -35,7 +35,7 @@ from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.sparse.hoist import ATTENTION
 from sebp_edge.engine.sparse.rows.batches import Batch
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
-from sebp_edge.engine.training.recovery import AutogradQueue
+from sebp_edge.engine.training.learner import AutogradQueue
 from sebp_edge.errors import OptionError, RecipeError, SebpEdgeError, TextsError
 from sebp_edge.lessons.examples import encode
 from sebp_edge.machine.devices import clear_frames, pick_device, pick_dtype, release_memory

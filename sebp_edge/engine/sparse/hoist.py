@@ -138,7 +138,9 @@ class Hoisted(FollowingPatch):
             tokens: the batch's active tokens, on the model's device.
         """
         self._follow_changes()
-        return self._row_losses(tokens, self._restricts(tokens))
+        hidden_CD = self._hidden_states(tokens, self._restricts(tokens))
+        weight_VD = self._embedding.head_weight(self._head.weight)
+        return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.soft_targets)
 
     def row_logits(self, tokens: ActiveTokens) -> Iterator[Tensor]:
         """The logits of every loss row, a few rows at a time: fp32 [c, V].
@@ -159,11 +161,6 @@ class Hoisted(FollowingPatch):
         """Context in which a block is recomputed, only for what it keeps."""
         with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block():
             yield
-
-    def _row_losses(self, tokens: ActiveTokens, restricted: bool) -> Tensor:
-        hidden_CD = self._hidden_states(tokens, restricted)
-        weight_VD = self._embedding.head_weight(self._head.weight)
-        return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.soft_targets)
 
     def _hidden_states(self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""

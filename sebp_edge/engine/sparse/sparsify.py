@@ -40,7 +40,6 @@ from sebp_edge.engine.models.sharding import (
 from sebp_edge.engine.sparse.causality import Causality, ends_row_by_row
 from sebp_edge.engine.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
-from sebp_edge.engine.sparse.patches.kept_inputs import KeptInputs
 from sebp_edge.engine.sparse.patches.last_layer import LastLayer
 from sebp_edge.engine.sparse.patches.loss import FusedLoss
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of, has_own_forward
@@ -58,7 +57,7 @@ from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.sparse.rows.row_rule import DroppedRows, RowRule, Selection
 from sebp_edge.engine.sparse.verification import UnverifiedRows, VerifiedCalls
 from sebp_edge.errors import MachineError, OptionError, SparsityError
-from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, sparse_linear, sparse_rowwise
+from sebp_edge.ops import ActiveRows, Rows, Selector, backend, detect, keep_rows, sparse_linear, sparse_rowwise
 from sebp_edge.ops.rows import num_active
 
 # Gathering the rows of a norm or an activation saves time only from this many skipped elements on, and from this many
@@ -331,6 +330,31 @@ class _Findings:
     verification: VerifiedCalls
     causality: Causality | None = None
     state: ModelState | None = None
+
+
+class KeptInputs:
+    """One copy of an input's active rows for successive linear layers that read it (q, k, v; gate, up).
+
+    Remembers the last input, by identity and without keeping it alive, and what is kept of it.
+    """
+
+    def __init__(self):
+        self.forget()
+
+    def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
+        """Returns what a layer's backward pass needs of its input; see `keep_rows`."""
+        if callable(rows):
+            # All of x, without a copy to share; remembered here, it might outlive the graph.
+            return keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+        key = (x._version, x_cast.dtype, id(rows))
+        if self._x() is not x or self._key != key:
+            self._x, self._key, self._rows = weakref.ref(x), key, rows
+            self._kept = keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+        return self._kept
+
+    def forget(self) -> None:
+        """Drops all references; after the forward pass, only the graph keeps what it needs."""
+        self._x, self._key, self._rows, self._kept = lambda: None, None, None, None
 
 
 class _Call:

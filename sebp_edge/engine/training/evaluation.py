@@ -73,7 +73,7 @@ class HeldOutLoss:
 
 def evaluate(learner: RecoveringLearner, group: Group, *, reads_words: bool = False) -> HeldOutLoss:
     """Evaluates a group; returns its losses by document, with its words if the learner can read them."""
-    words = learner.words() if reads_words else None
+    words = learner.plain.words() if reads_words else None
     return sum_by_document(learner.losses(group, reads_words=reads_words), words, learner.row_losses.examples)
 
 

@@ -249,21 +249,14 @@ class MicroBatchGraphs:
 
     def _run(self, part: str, tokens: ActiveTokens) -> Tensor | None:
         if part in self._updates:
-            return self._take_gradients(part, tokens)
-        return self._row_losses(tokens) if part == LOSSES else self._read_words(tokens)
-
-    def _take_gradients(self, part: str, tokens: ActiveTokens) -> None:
-        loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
-        self._updates[part].take_gradients(loss, is_warming_up=self._graphs.is_warming_up)
-        self._loss.add_(loss.detach())
-
-    @torch.no_grad()
-    def _read_words(self, tokens: ActiveTokens) -> Tensor:
-        return self._words.read(self._hoisted.row_logits(tokens), tokens.targets)
-
-    @torch.no_grad()
-    def _row_losses(self, tokens: ActiveTokens) -> Tensor:
-        return self._hoisted.row_losses(tokens)
+            loss = (self._hoisted.row_losses(tokens) * tokens.weights).sum()
+            self._updates[part].take_gradients(loss, is_warming_up=self._graphs.is_warming_up)
+            self._loss.add_(loss.detach())
+            return None
+        with torch.no_grad():
+            if part == LOSSES:
+                return self._hoisted.row_losses(tokens)
+            return self._words.read(self._hoisted.row_logits(tokens), tokens.targets)
 
 
 class _Buckets:

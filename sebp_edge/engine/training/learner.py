@@ -4,7 +4,6 @@ On a GPU with hoisted rows, micro-batches and updates are replays of captured gr
 runs eagerly, after a notice. In all other cases everything runs eagerly. Results agree up to rounding.
 """
 
-import traceback
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.guard import MemoryGuard
-from sebp_edge.engine.memory.memory_options import MemoryOptions
-from sebp_edge.engine.models.adaptation import Adaptation, restore, snapshot, trainable
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.models.adaptation import Adaptation, restore, trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.sparse.rows.schedule import MicroBatch
 from sebp_edge.engine.training.graphs import GRADIENTS, LOSSES, WORDS, GraphPool, MicroBatchGraphs
@@ -24,6 +23,7 @@ from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import Notice, Sink
+from sebp_edge.machine.devices import clear_frames, release_memory, synchronize
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.example import Example
 
@@ -40,13 +40,33 @@ class Outcome(NamedTuple):
     grad_norm: Tensor
 
 
+class AutogradQueue:
+    """Clears autograd's queue for this thread and `device`; create it before the autograd graphs that may fail.
+
+    A failed backward pass leaves the activations of a whole micro-batch in the queue. The engine keeps a queue of ready
+    nodes per thread and runs the newest first. If a node fails, the others stay queued until a later pass reaches them,
+    finds that their pass is over, and drops them. On the CPU a later pass ends before it reaches them, since its own
+    nodes are newer. Running a node that is older than all of them clears the queue.
+    """
+
+    def __init__(self, device: torch.device):
+        self._leaf = torch.zeros(1, device=device, requires_grad=True)
+        # The backward pass of a view allocates nothing; memory may have run out.
+        self._oldest = self._leaf.view(())
+        self._gradient = torch.ones((), device=device)
+
+    def clear(self) -> None:
+        """Drops what failed backward passes left in the queue."""
+        torch.autograd.grad(self._oldest, self._leaf, self._gradient, retain_graph=True)
+
+
 class Learner:
     """Computes losses, gradients and updates of an adaptation, until `release` and `remove`.
 
     Args:
         examples: see `RowLosses`.
         options: what the training holds in memory at once.
-        guard: checks how much memory the process uses.
+        guard: limits the memory; by default to all free memory.
         check: see `RowLosses`.
         words: returns what reads the words of test documents; None to compute their losses only.
 
@@ -55,8 +75,7 @@ class Learner:
         row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if micro-batches run eagerly.
         update: updates the parameters.
-        on_event: receives the events.
-        can_accumulate: whether a step may have several micro-batches.
+        guard: checks how much memory the process uses.
     """
 
     def __init__(
@@ -66,32 +85,38 @@ class Learner:
         examples: list[Example],
         collator: Collator,
         on_event: Sink,
-        options: MemoryOptions,
-        guard: MemoryGuard,
+        options: MemoryOptions = FASTEST,
+        guard: MemoryGuard | None = None,
         check: Check = lambda: None,
         words: Callable[[], WordReader | None] = lambda: None,
     ):
-        self.adaptation, self.on_event, self._guard, self.words = adaptation, on_event, guard, words
+        self.adaptation, self.words, self._on_event = adaptation, words, on_event
         self.parameters = trainable(adaptation)
         self.device = device = self.parameters[0].device
+        # It must be older than every autograd graph that may fail.
+        self._autograd_queue = AutogradQueue(device)
+        self.guard = guard or MemoryGuard(device)
+        self.guard.begin()
         self.row_losses = RowLosses(adaptation.model, examples, collator, device, on_event, options, check)
         self.graphs: MicroBatchGraphs | None = None
         try:
             self._loss = torch.zeros((), device=device)
             self.update = _update_for(self.parameters, recipe, options)
-            self.can_accumulate = self.update.can_accumulate
-            if device.type == "cuda" and self.is_hoisted:
+            if device.type == "cuda" and self.row_losses.hoisted is not None:
                 self.begin_graphs()
-                # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
-                self._captured(lambda: self.update.capture(self.new_pool()))
+                try:
+                    # It has its own pool, since the graphs of micro-batches may be dropped, but this one never is.
+                    self.update.capture(self.new_pool())
+                except CannotCapture as error:
+                    self._run_eagerly(error)
         except BaseException:
             self.remove()
             raise
 
     @property
-    def is_hoisted(self) -> bool:
-        """Whether only active rows are computed."""
-        return self.row_losses.hoisted is not None
+    def num_dequantised(self) -> int:
+        """How many blocks also hold their 4-bit weights dequantised."""
+        return 0 if self.row_losses.hoisted is None else self.row_losses.hoisted.num_dequantised
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -105,7 +130,7 @@ class Learner:
 
     def new_pool(self) -> GraphPool:
         """Returns a pool of graphs, in memory of its own."""
-        return GraphPool(self.device, self.on_event)
+        return GraphPool(self.device, self._on_event)
 
     def plan_graphs(
         self, trained: Iterable[MicroBatch], validation: Iterable[MicroBatch], test: Iterable[MicroBatch]
@@ -133,12 +158,13 @@ class Learner:
         """
         examples, words = micro_batch.examples, self.words() if reads_words else None
         if self.graphs is not None:
-            tokens, graphs = self.row_losses.pack(examples), self.graphs
-            found = self._captured(lambda: graphs.losses(tokens, LOSSES if words is None else WORDS))
-            if found is not None:
-                return found, tokens.sequences
+            tokens = self.row_losses.pack(examples)
+            try:
+                return self.graphs.losses(tokens, LOSSES if words is None else WORDS), tokens.sequences
+            except CannotCapture as error:
+                self._run_eagerly(error)
         found, sequences = self.row_losses(examples) if words is None else self.row_losses.read(examples, words)
-        self._guard.check()
+        self.guard.check()
         return found.cpu(), sequences
 
     def begin_step(self, learning_rate: float) -> None:
@@ -153,13 +179,13 @@ class Learner:
             loss_tokens: the divisor of the sum of losses.
         """
         if self.graphs is not None:
-            graphs = self.graphs
-            self._captured(lambda: graphs.accumulate(self.row_losses.pack(micro_batch.examples), loss_tokens))
-        # Graphs may have been dropped just now, if the capture failed.
-        if self.graphs is not None:
-            return
+            try:
+                self.graphs.accumulate(self.row_losses.pack(micro_batch.examples), loss_tokens)
+                return
+            except CannotCapture as error:
+                self._run_eagerly(error)
         losses, _ = self.row_losses(micro_batch.examples)
-        self._guard.check()
+        self.guard.check()
         loss = losses.sum() / loss_tokens
         loss.backward()
         self._loss += loss.detach()
@@ -178,8 +204,11 @@ class Learner:
         try:
             with self.update.dry_run():
                 if self.graphs is not None:
-                    graphs = self.graphs
-                    self._captured(lambda: graphs.capture(self.row_losses.pack(micro_batch.examples)))
+                    try:
+                        self.graphs.capture(self.row_losses.pack(micro_batch.examples))
+                    except CannotCapture as error:
+                        self._run_eagerly(error)
+                # Graphs may have been dropped just now, if the capture failed.
                 if self.graphs is None:
                     self.accumulate(micro_batch, loss_tokens=1)
         finally:
@@ -187,49 +216,51 @@ class Learner:
 
     def start_again(self, state: list[Tensor]) -> None:
         """Restores `state`, a snapshot of the adaptation before its first step, and resets the optimizer."""
-        self.restore(state)
+        restore(self.adaptation, state)
         self.update.reset()
 
-    def snapshot(self) -> list[Tensor]:
-        """Copies the trained parameters to the CPU."""
-        return snapshot(self.adaptation)
+    def free_dequantised(self) -> bool:
+        """Frees dequantised copies of 4-bit weights, and starts new graphs without them; returns if there were any."""
+        had_graphs = self.graphs is not None
+        if self.num_dequantised == 0:
+            return False
+        self.release_graphs()
+        self.row_losses.hoisted.free_dequantised()
+        release_memory(self.device)
+        if had_graphs:
+            self.begin_graphs()
+        self._on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
+        return True
 
-    def restore(self, state: list[Tensor]) -> None:
-        """Restores a snapshot, bit for bit."""
-        restore(self.adaptation, state)
+    def replace_graphs(self) -> None:
+        """Frees the graphs of micro-batches, which will be smaller, and starts new ones if there were any."""
+        had_graphs = self.graphs is not None
+        self.release_graphs()
+        if had_graphs:
+            self.begin_graphs()
 
-    def drop_graphs(self) -> None:
-        """Drops the graphs of micro-batches, which run eagerly from then on."""
+    def release_graphs(self) -> None:
+        """Frees the memory of graphs and of failed backward passes; micro-batches run eagerly from then on."""
+        synchronize(self.device)  # a graph may be running
         self.graphs = None
+        self._autograd_queue.clear()
+        release_memory(self.device)
 
     def release(self) -> None:
         """Frees graphs, gradients and moments; ends the updates."""
-        self.drop_graphs()
+        self.graphs = None
         self.update.release()
 
     def remove(self) -> None:
-        """Restores the model's original code."""
+        """Restores the model's original code, and drops what failed backward passes left in the queue."""
         self.row_losses.__exit__()
+        self._autograd_queue.clear()
 
-    def _captured(self, function: Callable):
-        """Returns `function()`; if it cannot be captured, drops the graphs, sends a notice and returns None.
-
-        A function, since in a context manager the autograd graph of the failed pass stayed alive.
-        """
-        try:
-            return function()
-        except CannotCapture as error:
-            self.drop_graphs()
-            _clear_frames(error)
-            self.on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
-            return None
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Frees what the frames of a failed pass hold: its autograd graph, which would live until Python finds a cycle."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__context__
+    def _run_eagerly(self, error: CannotCapture) -> None:
+        """Drops the graphs, since one cannot be captured, and sends a notice."""
+        self.graphs = None
+        clear_frames(error)
+        self._on_event(Notice(f"Training runs without CUDA graphs, which is slower: {error.reason}"))
 
 
 def _update_for(parameters: list[Tensor], recipe: Recipe, options: MemoryOptions) -> Update | UpdateInBackward:

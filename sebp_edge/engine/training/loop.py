@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from sebp_edge.engine.models.adaptation import restore, snapshot
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.learner import Outcome
@@ -87,7 +88,6 @@ class Trainer:
         phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
         clock: counts the seconds of the steps.
-        is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
         pending: the steps whose outcome has not been read yet; None for one that runs.
         set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
@@ -98,7 +98,6 @@ class Trainer:
     phase: str
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
-    is_due: Callable[[], bool] = lambda: False
     pending: deque[_PendingStep | None] = field(default_factory=deque)
     set_aside: list[torch.Tensor] = field(default_factory=list)
 
@@ -128,7 +127,7 @@ class Trainer:
         try:
             is_late = self.recipe.method == "lora"
             if (schedule.learns_on or is_late) and not done:
-                progress.best_state = self.learner.snapshot()
+                progress.best_state = snapshot(self.learner.adaptation)
             elif not done:
                 self._evaluate(schedule.validation, 0)
             while progress.epoch < len(epochs) and not self._has_converged:
@@ -139,10 +138,10 @@ class Trainer:
         except BaseException as stop:
             # Before the first improvement, the current state is worth keeping, unless the training diverged.
             if progress.best_epoch > 0 or isinstance(stop, NonFiniteLoss):
-                self.learner.restore(progress.best_state)
+                restore(self.learner.adaptation, progress.best_state)
             raise
         progress.is_over = True
-        self.learner.restore(progress.best_state)
+        restore(self.learner.adaptation, progress.best_state)
         return progress
 
     @property
@@ -162,7 +161,7 @@ class Trainer:
             if not self.learner.can_be_left:
                 pending.pop()
             pending.append(_PendingStep(epoch, step, outcome, rate))
-            while len(pending) > (0 if self.is_due() else self.learner.steps_ahead):
+            while len(pending) > (0 if self.learner.breaks.is_due() else self.learner.steps_ahead):
                 self._finish_step(pending.popleft(), before + self.clock() - begin)
         while pending:
             self._finish_step(pending.popleft(), before + self.clock() - begin)
@@ -213,12 +212,13 @@ class Trainer:
         if not validation.examples:
             return
         progress, learner = self.progress, self.learner
-        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in learner.tensors)
-        learner.restore(progress.best_state)
+        tensors = learner.state.tensors
+        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in tensors)
+        restore(learner.adaptation, progress.best_state)
         try:
             losses = evaluate(learner, validation)
         finally:
-            for tensor, value in zip(learner.tensors, self.set_aside, strict=True):
+            for tensor, value in zip(tensors, self.set_aside, strict=True):
                 tensor.copy_(value)
             self.set_aside.clear()
         loss = losses.mean
@@ -235,7 +235,7 @@ class Trainer:
         best = not losses or loss < progress.best_loss
         if best:
             progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
-            progress.best_state = self.learner.snapshot()
+            progress.best_state = snapshot(self.learner.adaptation)
         progress.epoch, progress.epoch_steps = epoch, 0
         if losses:
             progress.validations.append((progress.steps, loss))

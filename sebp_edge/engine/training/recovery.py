@@ -7,26 +7,24 @@ precedes the first step; during the training, free memory is checked every few s
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
-from weakref import WeakMethod
 
-import torch
 from torch import Tensor
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.engine.models.adaptation import Adaptation, trainable
+from sebp_edge.engine.models.adaptation import Adaptation
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.sparse.rows.schedule import Group, MicroBatch, Schedule
 from sebp_edge.engine.training.learner import Learner, Outcome
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import BudgetExceeded
 from sebp_edge.events import ExamplesEvaluated, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, Sink
-from sebp_edge.machine.devices import clear_frames, release_memory, synchronize
+from sebp_edge.machine.devices import clear_frames, release_memory
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.example import Example, Outline
 
@@ -43,26 +41,6 @@ class LearnerState(NamedTuple):
     tensors: list[Tensor]
     prepared_rows: int
     max_rows: int
-
-
-class AutogradQueue:
-    """Clears autograd's queue for this thread and `device`; create it before the autograd graphs that may fail.
-
-    A failed backward pass leaves the activations of a whole micro-batch in the queue. The engine keeps a queue of ready
-    nodes per thread and runs the newest first. If a node fails, the others stay queued until a later pass reaches them,
-    finds that their pass is over, and drops them. On the CPU a later pass ends before it reaches them, since its own
-    nodes are newer. Running a node that is older than all of them clears the queue.
-    """
-
-    def __init__(self, device: torch.device):
-        self._leaf = torch.zeros(1, device=device, requires_grad=True)
-        # The backward pass of a view allocates nothing; memory may have run out.
-        self._oldest = self._leaf.view(())
-        self._gradient = torch.ones((), device=device)
-
-    def clear(self) -> None:
-        """Drops what failed backward passes left in the queue."""
-        torch.autograd.grad(self._oldest, self._leaf, self._gradient, retain_graph=True)
 
 
 class _Attempt:
@@ -88,16 +66,38 @@ class _Attempt:
         return self.did_not_fit
 
 
-class RecoveringLearner(Learner):
+@dataclass
+class Breaks:
+    """What is done where a training may be left, and where it may rest.
+
+    Attributes:
+        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
+        rest: called between the micro-batches of other steps, which cannot be left.
+        is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
+        cannot_be_left: whether one of the other steps is running.
+    """
+
+    check: Check = lambda: None
+    rest: Callable[[], None] = lambda: None
+    is_due: Callable[[], bool] = lambda: False
+    cannot_be_left: bool = False
+
+    def check_within(self) -> None:
+        """Checks, unless the step cannot be left."""
+        if not self.cannot_be_left:
+            self.check()
+
+
+class RecoveringLearner:
     """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
 
     Args:
-        examples, options, words: see `Learner`.
-        guard: limits the memory; by default to all free memory.
-        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
-        rest: called between the micro-batches of other steps.
+        adaptation, recipe, examples, collator, options, guard, words: see `Learner`.
 
     Attributes:
+        plain: computes what fits into memory.
+        breaks: what is done between steps and within.
+        adaptation, row_losses: see `Learner`.
         schedule: the current schedule.
         limit: the current maximum number of rows of a micro-batch.
         steps_ahead: the number of steps whose outcome may be unread when the next one starts.
@@ -112,30 +112,25 @@ class RecoveringLearner(Learner):
         on_event: Sink,
         options: MemoryOptions = FASTEST,
         guard: MemoryGuard | None = None,
-        check: Check = lambda: None,
-        rest: Callable[[], None] = lambda: None,
+        breaks: Breaks | None = None,
         words: Callable[[], WordReader | None] = lambda: None,
     ):
-        self._check, self._rest, self._is_stepping = check, rest, False
-        device = trainable(adaptation)[0].device
-        # It must be older than every autograd graph that may fail.
-        self._autograd_queue = AutogradQueue(device)
-        guard = guard or MemoryGuard(device)
-        guard.begin()
-        within = WeakMethod(self._check_within)  # what the model's parts call must not keep this learner alive
-        super().__init__(adaptation, recipe, examples, collator, on_event, options, guard, lambda: within()(), words)
+        self.breaks, self._on_event = breaks or Breaks(), on_event
+        within = self.breaks.check_within  # no method of this learner, which the model's parts would keep alive
+        self.plain = Learner(adaptation, recipe, examples, collator, on_event, options, guard, within, words)
+        self.adaptation, self.row_losses = adaptation, self.plain.row_losses
         self.limit = self.row_losses.limit
         self._prepared_rows = self.limit.max_rows
         self.schedule = Schedule([])
         self._later: Sequence[Schedule] = ()
-        self.steps_ahead = 1 if device.type == "cuda" else 0
+        self.steps_ahead = 1 if self.plain.device.type == "cuda" else 0
         self._largest_dry_run = (0, 0)  # size of the largest micro-batch of a dry run
         self._notified_smaller_steps = False
 
     @property
     def state(self) -> LearnerState:
         """What `prepare` goes on from; valid after a step, until the next one begins."""
-        return LearnerState(self.tensors, self._prepared_rows, self.limit.max_rows)
+        return LearnerState(self.plain.tensors, self._prepared_rows, self.limit.max_rows)
 
     def prepare(self, schedule: Schedule, later: Sequence[Schedule] = (), state: LearnerState | None = None) -> None:
         """Lays out a schedule with micro-batches that fit into memory.
@@ -159,14 +154,14 @@ class RecoveringLearner(Learner):
             if state.max_rows < self.limit.max_rows:
                 self.limit = replace(self.limit, max_rows=state.max_rows)
                 self._cut_schedule()
-            for own, saved in zip(self.tensors, state.tensors, strict=True):
+            for own, saved in zip(self.plain.tensors, state.tensors, strict=True):
                 own.copy_(saved)
 
     def lay_out(self, schedule: Schedule) -> None:
         """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
         self.schedule = schedule
         for each in (schedule, *self._later):
-            each.lay_out(self.limit, one_micro_batch_each=not self.can_accumulate)
+            each.lay_out(self.limit, one_micro_batch_each=not self.plain.update.can_accumulate)
         self._notify_smaller_steps()
         self._prepare_learner()
 
@@ -180,19 +175,20 @@ class RecoveringLearner(Learner):
             RuntimeError, MemoryError: a single example does not fit.
         """
         largest = self._largest_micro_batch(self.schedule, *self._later)
-        if not self._guard.has_limit or largest is None:
+        guard = self.plain.guard
+        if not guard.has_limit or largest is None:
             return True
-        size = self.size(largest)
+        size = self.plain.size(largest)
         if size <= self._largest_dry_run:
             return True
-        self._guard.begin()
+        guard.begin()
         with _Attempt(self, largest) as attempt:
             self._run_dry(largest)
         if attempt.did_not_fit:
             self._reduce_memory(largest)
             return False
         self._largest_dry_run = size
-        self.on_event(MemoryProbed(size[0], self._guard.peak, self._guard.allocator_peak, self._guard.predicted))
+        self._on_event(MemoryProbed(size[0], guard.peak, guard.allocator_peak, guard.predicted))
         return True
 
     def losses(self, group: Group, *, reads_words: bool = False) -> Iterator[tuple[list[Outline], Tensor, Tensor]]:
@@ -205,20 +201,20 @@ class RecoveringLearner(Learner):
         remaining, done = list(group.micro_batches), 0
         while remaining:
             with _Attempt(self, remaining[0]) as attempt:
-                losses, sequences = self.losses_of(remaining[0], reads_words=reads_words)
+                losses, sequences = self.plain.losses_of(remaining[0], reads_words=reads_words)
             if attempt.did_not_fit:
                 self._reduce_memory(remaining[0])
                 self._cut_schedule()
                 remaining = self.limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)
             else:
                 done += len(remaining[0].examples)
-                self.on_event(ExamplesEvaluated(done, len(group.examples)))
+                self._on_event(ExamplesEvaluated(done, len(group.examples)))
                 yield remaining.pop(0).examples, losses, sequences
 
     @property
     def can_be_left(self) -> bool:
         """Whether the state within a step is that before it: no update has begun, and no earlier step is unread."""
-        return self.can_accumulate and self.steps_ahead == 0
+        return self.plain.update.can_accumulate and self.steps_ahead == 0
 
     def step(self, step: Group, learning_rate: float) -> Outcome:
         """Runs one optimizer update on the mean loss of a step's loss tokens, in as many micro-batches as needed.
@@ -226,100 +222,71 @@ class RecoveringLearner(Learner):
         If memory runs out, the step starts again with smaller micro-batches.
         """
         self._check_memory()
-        self._is_stepping = True
+        plain, can_be_left = self.plain, self.can_be_left
+        self.breaks.cannot_be_left = not can_be_left
         try:
-            return self._step(step, learning_rate)
+            plain.begin_step(learning_rate)
+            done, loss_tokens = 0, step.num_loss_tokens
+            while done < len(step.micro_batches):
+                micro_batch = step.micro_batches[done]
+                with _Attempt(self, micro_batch, can_be_undone=plain.update.can_accumulate) as attempt:
+                    plain.accumulate(micro_batch, loss_tokens)
+                done += 1
+                if attempt.did_not_fit:
+                    self._reduce_memory(micro_batch)
+                    self._cut_schedule()
+                    # The failed backward pass may have added some gradients.
+                    plain.discard_step()
+                    step.cut(self.limit)
+                    done = 0
+                if can_be_left:
+                    self.breaks.check()
+                else:
+                    self.breaks.rest()
+            return plain.finish_step()
         finally:
-            self._is_stepping = False
-
-    def _step(self, step: Group, learning_rate: float) -> Outcome:
-        self.begin_step(learning_rate)
-        done, loss_tokens = 0, step.num_loss_tokens
-        while done < len(step.micro_batches):
-            micro_batch = step.micro_batches[done]
-            with _Attempt(self, micro_batch, can_be_undone=self.can_accumulate) as attempt:
-                self.accumulate(micro_batch, loss_tokens)
-            done += 1
-            if attempt.did_not_fit:
-                self._reduce_memory(micro_batch)
-                self._cut_schedule()
-                # The failed backward pass may have added some gradients.
-                self.discard_step()
-                step.cut(self.limit)
-                done = 0
-            if self.can_be_left:
-                self._check()
-            else:
-                self._rest()
-        return self.finish_step()
+            self.breaks.cannot_be_left = False
 
     def __enter__(self) -> "RecoveringLearner":
         self._handled = sys.exception()
         return self
 
     def __exit__(self, kind, error: BaseException | None, trace) -> None:
-        self.release()
+        self.plain.release()
         if isinstance(error, KeyboardInterrupt | BudgetExceeded) or ran_out_of_memory(error):
             # Restoring the model's original weights takes memory.
             clear_frames(error, self._handled)
-            release_memory(self.device)
-        self.remove()
-        self._autograd_queue.clear()
-        release_memory(self.device)
-
-    def _check_within(self) -> None:
-        if not self._is_stepping or self.can_be_left:
-            self._check()
+            release_memory(self.plain.device)
+        self.plain.remove()
+        release_memory(self.plain.device)
 
     def can_reduce_memory(self, micro_batch: MicroBatch) -> bool:
         """Whether a micro-batch can take less memory; a single example cannot be cut."""
-        return len(micro_batch.examples) > 1 or self.graphs is not None or self._num_dequantised > 0
+        return len(micro_batch.examples) > 1 or self.plain.graphs is not None or self.plain.num_dequantised > 0
 
     def _run_dry(self, micro_batch: MicroBatch) -> None:
         try:
-            self.dry_run(micro_batch)
-            self._guard.record_transient()
+            self.plain.dry_run(micro_batch)
+            self.plain.guard.record_transient()
         except BudgetExceeded as error:
             raise MemoryError(str(error)) from None
 
     def _reduce_memory(self, micro_batch: MicroBatch) -> None:
         """Frees dequantised weights, else halves micro-batches, or drops the graphs if this has a single example."""
-        if self._frees_dequantised():
+        if self.plain.free_dequantised():
             return
         if len(micro_batch.examples) > 1:
             before = self.limit.max_rows
             self._cut_smaller(micro_batch)
-            self.on_event(MemoryRanOut(before, self.limit.max_rows))
+            self._on_event(MemoryRanOut(before, self.limit.max_rows))
         else:
-            self.release_graphs()
-            self.on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
-
-    @property
-    def _num_dequantised(self) -> int:
-        """How many blocks also hold their 4-bit weights dequantised."""
-        return 0 if self.row_losses.hoisted is None else self.row_losses.hoisted.num_dequantised
-
-    def _frees_dequantised(self) -> bool:
-        """Frees dequantised copies of 4-bit weights, and starts new graphs without them; returns if there were any."""
-        had_graphs = self.graphs is not None
-        if self._num_dequantised == 0:
-            return False
-        self.release_graphs()
-        self.row_losses.hoisted.free_dequantised()
-        release_memory(self.device)
-        if had_graphs:
-            self.begin_graphs()
-        self.on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
-        return True
+            self.plain.release_graphs()
+            self._on_event(Notice("Training runs without CUDA graphs, which is slower: memory ran out with them."))
 
     def _cut_smaller(self, micro_batch: MicroBatch) -> None:
         """Limits micro-batches to half of this one's rows, and starts new graphs for them."""
-        had_graphs = self.graphs is not None
-        # No graph is needed any more, since later micro-batches are smaller.
-        self.release_graphs()
         self.limit = self.limit.halved(micro_batch)
-        if had_graphs:
-            self.begin_graphs()
+        self.plain.replace_graphs()
 
     def _cut_schedule(self) -> None:
         """Cuts the schedule's micro-batches to the limit."""
@@ -327,33 +294,26 @@ class RecoveringLearner(Learner):
             each.cut(self.limit)
         self._prepare_learner()
 
-    def release_graphs(self) -> None:
-        """Frees the memory of graphs and of failed backward passes."""
-        synchronize(self.device)  # a graph may be running
-        self.drop_graphs()
-        self._autograd_queue.clear()
-        release_memory(self.device)
-
     def _check_memory(self) -> None:
         """Reduces memory if it has become short, for example because other programs took it."""
-        shortfall = self._guard.shortfall()
+        shortfall = self.plain.guard.shortfall()
         if not shortfall:
             return
-        if self._frees_dequantised():
+        if self.plain.free_dequantised():
             self._cut_schedule()
             return
         before, largest = self.limit.max_rows, self._largest_micro_batch(self.schedule)
-        if largest is not None and len(largest.examples) > 1 and self.can_accumulate:
+        if largest is not None and len(largest.examples) > 1 and self.plain.update.can_accumulate:
             self._cut_smaller(largest)
             self._cut_schedule()
-            self._guard.halve_transient()
+            self.plain.guard.halve_transient()
         else:
-            self._guard.accept_shortfall(shortfall)
-        self.on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
+            self.plain.guard.accept_shortfall(shortfall)
+        self._on_event(MemoryPressure(shortfall, before, self.limit.max_rows))
 
     def _largest_micro_batch(self, *schedules: Schedule) -> MicroBatch | None:
         """Returns the largest micro-batch with gradients; None if there is none."""
-        return max(chain.from_iterable(each.trained for each in schedules), key=self.size, default=None)
+        return max(chain.from_iterable(each.trained for each in schedules), key=self.plain.size, default=None)
 
     def _prepare_learner(self) -> None:
         schedules = (self.schedule, *self._later)
@@ -363,12 +323,12 @@ class RecoveringLearner(Learner):
             validation += each.num_validations * each.validation.micro_batches
             # After a training on all documents, words are not read.
             (validation if each.trains_on_all else test).extend(each.num_tests * each.test.micro_batches)
-        self.plan_graphs(trained, validation, test)
+        self.plain.plan_graphs(trained, validation, test)
 
     def _notify_smaller_steps(self) -> None:
         if self.schedule.has_smaller_steps and not self._notified_smaller_steps:
             self._notified_smaller_steps = True
-            self.on_event(
+            self._on_event(
                 Notice(
                     f"Each step has at most {self.limit.max_rows} rows, fewer than batch_tokens asks for, "
                     "since full fine-tuning in bf16 does not accumulate gradients over micro-batches."

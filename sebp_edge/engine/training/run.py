@@ -11,7 +11,6 @@ from statistics import median_low
 
 from torch import Tensor
 
-from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
@@ -24,7 +23,7 @@ from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.gate import Gate, GateResult
 from sebp_edge.engine.training.loop import Trainer, TrainingProgress
 from sebp_edge.engine.training.quiz import QuizResult
-from sebp_edge.engine.training.recovery import RecoveringLearner
+from sebp_edge.engine.training.recovery import Breaks, RecoveringLearner
 from sebp_edge.engine.training.scale_down import MAX_RISE, scale_down
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.engine.training.words import WordReader
@@ -62,9 +61,7 @@ class TrainingRun:
 
     Args:
         resumed: how far an earlier process has come with the same task; None to begin.
-        is_due: tells whether a checkpoint is to be written after the current step.
-        check: called within steps; may raise to end the run.
-        rest: called within steps that cannot be left.
+        breaks: what is done between steps and within.
 
     Attributes:
         task: what is trained on, and how.
@@ -87,9 +84,7 @@ class TrainingRun:
         on_event: Sink,
         clock: Callable[[], float],
         resumed: RunState | None = None,
-        is_due: Callable[[], bool] = lambda: False,
-        check: Check = lambda: None,
-        rest: Callable[[], None] = lambda: None,
+        breaks: Breaks | None = None,
     ):
         self.base, self.task, self.guard, self._on_event = base, task, guard, on_event
         self._collator = Collator(task.dataset.context_length, base.pad_token_id)
@@ -100,7 +95,7 @@ class TrainingRun:
         self.result: GateResult | None = None
         self.is_hoisted: bool | None = None
         self.clock, self.began = clock, clock() - (resumed.seconds if resumed else 0)
-        self._is_due, self._check, self._rest = is_due, check, rest
+        self._breaks = breaks or Breaks()
         self._resumed = resumed  # until the last of its trainings is where it was
         self._trainer: Trainer | None = None
 
@@ -136,9 +131,9 @@ class TrainingRun:
         """
         starts = [read_state(self.base, folder) for folder in self.task.starts]
         self.adaptation = attach(self.base, self.task.recipe, self.task.seed)
-        self._check()  # attaching takes a second on a CPU, and so does the learner's trial
+        self._breaks.check()  # attaching takes a second on a CPU, and so does the learner's trial
         with precise_sums(), self._make_learner() as learner:
-            self.is_hoisted = learner.is_hoisted
+            self.is_hoisted = learner.row_losses.hoisted is not None
             # With fresh weights, the adaptation computes what the base model does.
             is_needed = len(self.task.schedules) > 1 or starts or self.task.recipe.method == "lora"
             fresh = snapshot(self.adaptation) if is_needed else []
@@ -190,7 +185,7 @@ class TrainingRun:
         one after it tests the base model before: it keeps no copy of these weights.
         """
         if number > 0:
-            learner.start_again(fresh)
+            learner.plain.start_again(fresh)
         schedule = self._judged[number]
         trainer = self._prepare_trainer(learner, number)
         progress, general = trainer.progress, self._general_text(learner)
@@ -198,7 +193,7 @@ class TrainingRun:
             self._test_base(trainer, schedule, general)
         if not progress.is_over:
             if starts and not progress.steps:
-                learner.start_again(starts[number])
+                learner.plain.start_again(starts[number])
             trainer.train(schedule)
         if fresh:
             restore(self.adaptation, fresh)
@@ -241,9 +236,10 @@ class TrainingRun:
     def score(self, adaptation: Adaptation, chosen: list[Outline]) -> HeldOutLoss:
         """Returns the losses of examples with another adaptation, which is attached to the base model now."""
         tokens_of, options, device = self.task.dataset.all_examples, self.task.options, self.base.device
+        check, words = self._breaks.check, self._words()
         examples = [tokens_of[outline.number] for outline in chosen]
         with scoring(
-            adaptation.model, examples, self._collator, device, self._on_event, options, self._check, self._words()
+            adaptation.model, examples, self._collator, device, self._on_event, options, check, words
         ) as losses:
             return losses()
 
@@ -270,8 +266,7 @@ class TrainingRun:
             self._on_event,
             task.options,
             self.guard,
-            self._check,
-            self._rest,
+            self._breaks,
             self._words,
         )
 
@@ -315,7 +310,7 @@ class TrainingRun:
             schedule = self.task.schedules[-1]
             if self.progress:
                 schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
-                learner.start_again(start)
+                learner.plain.start_again(start)
             trainer = self._prepare_trainer(learner, len(self._judged))
             progress = trainer.progress
             if not progress.is_over:
@@ -363,7 +358,7 @@ class TrainingRun:
             restore(self.adaptation, progress.best_state)
         self._forget_resumed()
         recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock, self._is_due)
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock)
         return self._trainer
 
     def _phase_of(self, number: int) -> str:

@@ -7,7 +7,6 @@ agreement         compares a replacement with the model's own code; defines all 
 attention         a block's attention and rotary embedding as one operation
 norms_and_mlps    norms and gates by our own operations, recomputed instead of kept
 fused_lora        PEFT's plain LoRA layers, those that read one input in one Function
-kept_inputs       one copy of an input's active rows for all layers that read it
 loss              a decoder's loss without all its logits in memory at once
 last_layer        the last layer on loss rows only
 tied_embedding    an embedding tied to the head: one gradient for both

@@ -52,17 +52,17 @@ class CheckpointedBlocks(Patch):
 
     def attach(self, recomputing: Callable[[], AbstractContextManager]) -> None:
         """Puts the blocks into checkpoints; `recomputing` returns the context in which one is recomputed."""
-        host = None
+        self.recomputing, host = recomputing, None
         for block in self._blocks:
             host = _HostInput(previous=host) if self._offload else None
-            self._replace(block, _InCheckpoint(block, recomputing, host))
+            self._replace(block, _InCheckpoint(self, block, host))
 
 
 class _InCheckpoint:
     """Replacement of one block's `forward`."""
 
-    def __init__(self, block: nn.Module, recomputing: Callable[[], AbstractContextManager], host: "_HostInput | None"):
-        self._forward, self._recomputing, self._host = forward_of(block), recomputing, host
+    def __init__(self, blocks: CheckpointedBlocks, block: nn.Module, host: "_HostInput | None"):
+        self._blocks, self._forward, self._host = blocks, forward_of(block), host
         self._dropouts = dropouts_of(block)
 
     def __call__(self, hidden: Tensor, *args, **kwargs):
@@ -75,7 +75,7 @@ class _InCheckpoint:
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), self._recomputing()),
+            context_fn=lambda: (nullcontext(), self._blocks.recomputing()),
             **kwargs,
         )
 

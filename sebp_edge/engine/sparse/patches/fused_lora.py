@@ -81,7 +81,7 @@ class FusedLora(Patch):
                 group.stack()
                 self._groups.append(group)
                 for member, layer in enumerate(group.layers):
-                    self._replace(layer, _Member(group, member))
+                    self._replace(layer, partial(group.output, member))
                 if group.holds_weights:
                     # Otherwise the next group's weights would take a part of the memory that these had before.
                     release_memory(group.stacked.stacked_A.device)
@@ -199,7 +199,7 @@ class _LayerGroup:
         if self.stacked is None:
             return
         if self.holds_weights and not is_sharded(self.layers[0]):
-            storage = _storage(_matrix(self.stacked.weight))
+            storage = _storage(self.stacked.stored)
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
@@ -213,7 +213,7 @@ class _LayerGroup:
         """Whether the layers' weights are views of a copy."""
         stacked = self.stacked
         copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
-        return stacked is not None and copied and _matrix(stacked.weight) is not None
+        return stacked is not None and copied and stacked.stored is not None
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -226,7 +226,8 @@ class _LayerGroup:
         projections = [plain_projection(layer) for layer in self.layers]
         return None not in projections and self._key == _key(projections)
 
-    def output(self, member: int, x: Tensor) -> Tensor:
+    def output(self, member: int, x: Tensor, *args, **kwargs) -> Tensor:
+        """The output of one layer, as its `forward` gives it."""
         if torch.compiler.is_compiling():
             # torch.compile fuses PEFT's own layers, whose parts have the sparse backward.
             return type(self.layers[member]).forward(self.layers[member], x)
@@ -235,17 +236,16 @@ class _LayerGroup:
         if not (known and member in self._outputs):
             if not self._can_compute(x):
                 return type(self.layers[member]).forward(self.layers[member], x)
-            self._input, self._outputs = (x, grad), dict(enumerate(self._all_outputs(x)))
+            source = self._source_of(x)
+            if isinstance(source, GatedInputs):
+                outputs = (gated_lora_linear(x, source, self.stacked),)
+            else:
+                outputs = lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
+            self._input, self._outputs = (x, grad), dict(enumerate(outputs))
         out = self._outputs.pop(member)
         if not self._outputs:
             self._input = None
         return out
-
-    def _all_outputs(self, x: Tensor) -> tuple[Tensor, ...]:
-        source = self._source_of(x)
-        if isinstance(source, GatedInputs):
-            return (gated_lora_linear(x, source, self.stacked),)
-        return lora_linear(x, self.stacked, self._rows_for(self.layers, x), source)
 
     def forget(self) -> None:
         """Drops outputs of layers that were not called."""
@@ -277,8 +277,7 @@ class _LayerGroup:
             self.stacked = LoraGroup.stack(projections, self._scratch, **options)
         # Quantised weights stay where they are, be they dequantised besides or not.
         if not self.stacked.is_quantised:
-            matrix = _matrix(self.stacked.weight)
-            for layer, part in zip(self.layers, matrix.split(self.stacked.columns), strict=True):
+            for layer, part in zip(self.layers, self.stacked.stored.split(self.stacked.columns), strict=True):
                 layer.base_layer.weight.data = part.view(layer.base_layer.weight.dtype)
             projections = [plain_projection(layer) for layer in self.layers]
         self._projections = projections  # as long as they exist, no other tensor has their ids
@@ -290,13 +289,6 @@ def _key(projections: list[LoraProjection]) -> tuple:
     return tuple((_identity(p.weight), _identity(p.bias), id(p.lora_A), id(p.lora_B), p.scaling) for p in projections)
 
 
-def _matrix(weight: Tensor | Fp8Weight | tuple[QuantisedWeight, ...]) -> Tensor | None:
-    """The matrix that layers' weights are views of; None for quantised weights, which stay where they are."""
-    if isinstance(weight, Fp8Weight):
-        return weight.codes
-    return weight if isinstance(weight, Tensor) else None
-
-
 def _storage(weight: Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
@@ -305,13 +297,3 @@ def _identity(weight: Tensor | Fp8Weight | QuantisedWeight | None) -> int | tupl
     if isinstance(weight, Fp8Weight):
         return weight.codes.data_ptr()
     return weight.data_ptr() if isinstance(weight, Tensor) else getattr(weight, "identity", None)
-
-
-class _Member:
-    """Replacement of one layer's `forward`."""
-
-    def __init__(self, group: _LayerGroup, member: int):
-        self.group, self.member = group, member
-
-    def __call__(self, x: Tensor, *args, **kwargs) -> Tensor:
-        return self.group.output(self.member, x)

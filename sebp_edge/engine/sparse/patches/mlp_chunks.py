@@ -37,8 +37,9 @@ class ChunkedMlps(Patch):
 
     def attach(self, recomputing: Callable[[], AbstractContextManager]) -> None:
         """Splits the MLPs' rows into chunks; `recomputing` returns the context in which a chunk is recomputed."""
+        self.recomputing = recomputing
         for mlp in self._mlps:
-            self._replace(mlp, _ChunkedForward(self, mlp, recomputing))
+            self._replace(mlp, _ChunkedForward(self, mlp))
 
     @contextmanager
     def recomputing_block(self) -> Iterator[None]:
@@ -53,8 +54,8 @@ class ChunkedMlps(Patch):
 class _ChunkedForward:
     """Replacement of one MLP's `forward`."""
 
-    def __init__(self, chunked_mlps: ChunkedMlps, mlp: nn.Module, recomputing: Callable[[], AbstractContextManager]):
-        self._chunked_mlps, self._forward, self._recomputing = chunked_mlps, forward_of(mlp), recomputing
+    def __init__(self, chunked_mlps: ChunkedMlps, mlp: nn.Module):
+        self._chunked_mlps, self._forward = chunked_mlps, forward_of(mlp)
         self._dropouts = dropouts_of(mlp)
         self._gave_gradient = False
 
@@ -76,7 +77,7 @@ class _ChunkedForward:
         return out.requires_grad_(self._gave_gradient)
 
     def _in_checkpoint(self, forward: Callable[[Tensor], Tensor], chunk: Tensor) -> Tensor:
-        contexts = {"context_fn": lambda: (nullcontext(), self._recomputing())}
+        contexts = {"context_fn": lambda: (nullcontext(), self._chunked_mlps.recomputing())}
         return checkpoint(forward, chunk, use_reentrant=False, preserve_rng_state=False, **contexts)
 
 

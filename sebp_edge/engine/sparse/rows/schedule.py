@@ -5,7 +5,7 @@ into smaller micro-batches if memory runs out. Examples are outlines here: only 
 """
 
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -300,24 +300,17 @@ def shuffled_batches(
     each epoch; the order depends on `seed` only.
     """
     order = random.Random(seed)
-    steps, size_of = _steps_and_size(examples, batch_tokens, batch_rows, min_steps)
-    return [list(_batches_of(order.sample(examples, len(examples)), steps, size_of)) for _ in range(epochs)]
-
-
-def _steps_and_size(
-    examples: list[Outline], batch_tokens: int, batch_rows: int | None, min_steps: int
-) -> tuple[int, Callable[[Outline], int]]:
-    """Returns the number of an epoch's steps, and what measures an example in them."""
-    size_of = attrgetter("num_loss_tokens")
-    steps = max(1, round(sum(map(size_of, examples)) / batch_tokens))
-    rows = sum(example.num_active_tokens for example in examples)
+    rows, by_rows = sum(example.num_active_tokens for example in examples), False
+    steps = max(1, round(sum(example.num_loss_tokens for example in examples) / batch_tokens))
     if batch_rows is not None and rows > steps * batch_rows:
-        steps, size_of = -(-rows // batch_rows), attrgetter("num_active_tokens")
-    return max(steps, min(min_steps, len(examples))), size_of
+        steps, by_rows = -(-rows // batch_rows), True
+    steps = max(steps, min(min_steps, len(examples)))
+    return [list(_batches_of(order.sample(examples, len(examples)), steps, by_rows)) for _ in range(epochs)]
 
 
-def _batches_of(examples: list[Outline], steps: int, size_of: Callable[[Outline], int]) -> Iterator[list[Outline]]:
+def _batches_of(examples: list[Outline], steps: int, by_rows: bool) -> Iterator[list[Outline]]:
     # Batches have about equal sizes, since a small last one would weigh as much as the others in the updates.
+    size_of = attrgetter("num_active_tokens" if by_rows else "num_loss_tokens")
     total = sum(map(size_of, examples))
     share = total / steps
     batch, before, filled = [], 0, 0
