@@ -19,7 +19,6 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
 from sebp_edge.machine.politeness import Politeness, lower_priority
-from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
@@ -211,10 +210,9 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
 
     # What was read already was asked about.
     for folder in texts if isinstance(texts, list) else ():
-        what = None if folder.include else reason_against_notes(folder.path)
-        if what is None:
+        found = None if folder.include else reason_against_notes(folder.path)
+        if found is None:
             continue
-        found = f"{printable(str(folder.path))!r} is {what}, not of notes"
         if as_json or not (sys.stdin.isatty() and err.is_terminal):
             raise OptionError(f"{found}; give the folder of your notes, or pass --yes to learn what can be read there.")
         err.print(f"{found}.", style="yellow", markup=False)

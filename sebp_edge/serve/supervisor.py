@@ -38,7 +38,7 @@ from sebp_edge.serve.messages import (
     read,
     shown,
 )
-from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
+from sebp_edge.serve.methods import FIRST, HERE, METHODS, PLANNER, WORKER, check_paths, real_path
 from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.processes import Planning, WorkerProcess
 from sebp_edge.serve.served_jobs import ACTIVE, ServedJob, ServedJobs
@@ -76,7 +76,7 @@ class Supervisor:
         self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
-        self._keep: Callable | None = None  # see `store_methods.keep_job`
+        self._store_methods = None  # the module, which is imported late
         self.folders: list[Path] = []
         self.jobs: ServedJobs | None = None
         self._worker: WorkerProcess | None = None
@@ -123,13 +123,12 @@ class Supervisor:
             real_path(str(Path(params.store).absolute()))
         from sebp_edge.serve import store_methods  # after "ready", since it takes as long as all else
 
-        store = self._store = store_methods.open_store(params)
+        store, self._store_methods = store_methods.open_store(params), store_methods
         jobs = ServedJobs.open(store.folder, store.jobs)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
-        self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
-        self._keep = partial(store_methods.keep_job, store, params.memory_budget)
-        threading.Thread(target=self._serve_store_methods, args=(store_methods.CALLS,), daemon=True).start()
+        self._parent, self._settings, self._store, self.jobs, self.folders = parent, params, store, jobs, folders
+        threading.Thread(target=self._serve_store_methods, daemon=True).start()
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
@@ -145,13 +144,14 @@ class Supervisor:
             "memory": own,
             "worker": worker,
             "job": self._running,
-            "queued": len(self.jobs.queue) if self.jobs else 0,
+            "queued": len(self.jobs.waiting) if self.jobs else 0,
             "problem": error_of(problem)["data"] if problem else None,
         }
 
     def keep(self, request: StartJobParams, params: TextsParams) -> tuple[str | None, dict]:
         """Keeps a job for the next server; returns the adapter's name, and what the worker needs."""
-        name, needed = self._keep(request.id, params)
+        budget = self._settings.memory_budget
+        name, needed = self._store_methods.keep_job(self._store, budget, request.id, params)
         return name, asdict(needed)
 
     def forget_kept(self, id: str) -> None:
@@ -181,7 +181,7 @@ class Supervisor:
                 self._kill_at = time.monotonic() + CANCEL_SECONDS
             return
         self._remove_stored(job)
-        self.jobs.drop(job.id)
+        self.jobs.waiting.pop(job.id, None)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
     def cancel_request(self, id: str | int) -> dict:
@@ -229,20 +229,19 @@ class Supervisor:
             self._lines.handled()
 
     def _call(self, id: str | int, name: str, params: object) -> dict | None:
-        method = METHODS.get(name)
-        if method is None:
+        if name not in METHODS:
             raise Refusal("unknown_method", f"There is no method {name[:40]!r}.", "initialize lists all methods.")
         if self._settings is None and name not in FIRST:
             raise Refusal("not_initialized", "The first request is initialize.")
-        values = parse(method.params, params, name)
-        if method.where == "here":
-            return method.call(self, values)
+        values = parse(METHODS[name], params, name)
+        if name in HERE:
+            return HERE[name][1](self, values)
         if self._end_at is not None:
             raise Refusal("ending", "The server is ending.", retry=True)
         check_paths(values, self.folders)
-        if method.where == "worker":
+        if name in WORKER:
             self._ask_worker(id, name, params)
-        elif method.where == "planner":
+        elif name in PLANNER:
             self._ask_planner(id, name, params)
         else:
             self._store_calls.put((id, name, values))
@@ -272,12 +271,12 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------- the store
 
-    def _serve_store_methods(self, calls: dict[str, Callable]) -> None:
+    def _serve_store_methods(self) -> None:
         """Calls the methods about the store, in a thread of its own."""
         while True:
             id, name, params = self._store_calls.get()
             try:
-                answer = {"result": finite(calls[name](self._store, params))}
+                answer = {"result": finite(self._store_methods.CALLS[name](self._store, params))}
             except Exception as error:
                 answer = {"error": error_of(error)}
             self._inbox.put(partial(self._answer_from_store, id, answer, name, params))
@@ -353,11 +352,10 @@ class Supervisor:
             raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
 
     def _start_next_job(self) -> None:
-        if self.jobs is None or self._running is not None or not self.jobs.queue or self._end_at is not None:
+        if self.jobs is None or self._running is not None or not self.jobs.waiting or self._end_at is not None:
             return
-        self._running = self.jobs.queue.popleft()
-        self.jobs.change(self._running, "starting")
-        task = self.jobs.task(self._running)
+        task = self.jobs.next_task()
+        self._running = task["id"]
         try:
             self._need_worker().send({"do": "job", **task})
         except Refusal as why:
