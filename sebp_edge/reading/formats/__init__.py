@@ -9,7 +9,7 @@ mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
 org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
-docx                     Word files: docx_text their text, docx_fields their fields, docx_styles headings and lists
+docx                     Word files: docx_text their text, docx_story what is open in it, docx_styles headings and lists
 odt                      OpenDocument texts; `xml_parts` reads XML for these and for Word files
 rtf                      Rich Text files
 signs                    the signs of the fonts Symbol, Wingdings and Webdings in Unicode
