@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError, OptionError, suggest
-from sebp_edge.events import Notice, Sink
+from sebp_edge.events import Notice
 from sebp_edge.export.export_result import ExportProgress, ExportResult, GainKept
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
@@ -53,17 +52,15 @@ def export(
     format: str,
     quant: str | None,
     reading: Reading | None,
-    on_event: Sink,
-    check: Check,
+    progress: ExportProgress,
 ) -> ExportResult:
     """Exports an adapter into a new folder, which is written whole or not at all.
 
     Args:
         quant: from `check_options`; by default q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
-        on_event, check: may raise to stop.
     """
-    begin, target, progress = time.perf_counter(), check_target(to), ExportProgress(on_event, check)
+    begin, target = time.perf_counter(), check_target(to)
     source, warnings, kept = Source.open(name, folder, record, reference), [], []
     if format in QUANTISED and quant is None:
         quant = DEFAULT_QUANT

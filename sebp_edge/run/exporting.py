@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sebp_edge.export.export_result import ExportResult
+from sebp_edge.export.export_result import ExportProgress, ExportResult
 from sebp_edge.export.exporter import check_options, export
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.call import Call
@@ -20,6 +20,7 @@ def export_adapter(
     reading = None if texts is None else read_texts(texts, progress=call.progress)
     call.in_use.release()
     name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
-    result = export(name, found.path, found.record, call.reference, to, format, quant, reading, call.notify, call.check)
+    progress = ExportProgress(call.notify, call.check)
+    result = export(name, found.path, found.record, call.reference, to, format, quant, reading, progress)
     call.remember_model_of(found)
     return result
