@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from sebp_edge.basics.children import children
+from sebp_edge.basics.children import PIPES, children
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.errors import ExportError
 from sebp_edge.export.export_result import ExportProgress
@@ -43,9 +43,8 @@ def run(module: str, program: str, request: dict, progress: ExportProgress) -> P
 def communicate(command: list[str], request: bytes, progress: ExportProgress) -> tuple[int, bytes]:
     """Runs a command; returns its exit code and its output. `progress` may stop it several times a second."""
     unsent: bytes | None = request
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     started = children()
-    with started.start(command, **pipes) as process:
+    with started.start(command, **PIPES) as process:
         try:
             while True:
                 try:

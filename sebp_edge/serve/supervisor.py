@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -68,10 +69,9 @@ class Supervisor:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parent = Parent(starter)
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
-        self._lines = Lines(descriptors[0], self._receive, self._outbox)
-        self._lines.start()
+        self._lines = Lines(descriptors[0], self._outbox)
         self._children = children()
-        self._planning = Planning(self._children, lambda id, got: self._inbox.put(partial(self._answer_plan, id, got)))
+        self._planning = Planning(self._children)
         self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
         self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
@@ -84,6 +84,12 @@ class Supervisor:
         self._kill_at: float | None = None  # if it has not ended the job by then
         self._unanswered: set[str | int] = set()
         self._end_at: float | None = None
+        self._wait_in_thread(self._read_app)
+        self._wait_in_thread(self._read_plans)
+
+    @staticmethod
+    def _wait_in_thread(method, *args) -> None:
+        threading.Thread(target=method, args=args, daemon=True).start()
 
     def run(self) -> None:
         """Serves until the app ends it, or is gone."""
@@ -128,7 +134,7 @@ class Supervisor:
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
         self._parent, self._settings, self._store, self.jobs, self.folders = parent, params, store, jobs, folders
-        threading.Thread(target=self._serve_store_methods, daemon=True).start()
+        self._wait_in_thread(self._serve_store_methods)
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
@@ -204,13 +210,12 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- the app
 
-    def _receive(self, line: bytes | type[LongLine] | None) -> None:
-        self._inbox.put(lambda: self._handle(line))
+    def _read_app(self) -> None:
+        for line in self._lines:
+            self._inbox.put(partial(self._handle, line))
+        self._inbox.put(self.end)
 
-    def _handle(self, line: bytes | type[LongLine] | None) -> None:
-        if line is None:
-            self.end()
-            return
+    def _handle(self, line: bytes | type[LongLine]) -> None:
         id = None
         try:
             if line is LongLine:
@@ -272,7 +277,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------- the store
 
     def _serve_store_methods(self) -> None:
-        """Calls the methods about the store, in a thread of its own."""
+        """Calls the methods about the store."""
         while True:
             id, name, params = self._store_calls.get()
             try:
@@ -296,6 +301,10 @@ class Supervisor:
         self._planned[id] = method, params
         asked = {"method": method, "params": params, "used": self._worker_memory() or 0}
         self._planning.ask(id, asked | self._worker_settings())
+
+    def _read_plans(self) -> None:
+        for id, answer in self._planning.answers():
+            self._inbox.put(partial(self._answer_plan, id, answer))
 
     def _answer_plan(self, id: str | int, answer: dict) -> None:
         """Passes an answer on; what is not known without torch is asked of the worker, which no plan wakes."""
@@ -322,14 +331,17 @@ class Supervisor:
             if self._settings.offline:
                 environment["HF_HUB_OFFLINE"] = "1"
             try:
-                self._worker = WorkerProcess(
-                    self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
-                )
+                self._worker = WorkerProcess(self._children, environment)
             except OSError as error:
                 raise cannot_start("worker", error) from error
+            self._wait_in_thread(self._read_worker, self._worker)
             settings = self._worker_settings() | {"low_priority": self._settings.low_priority}
             self._worker.send({"do": "settings"} | settings)
         return self._worker
+
+    def _read_worker(self, worker: WorkerProcess) -> None:
+        for line in chain(worker.lines, [None]):
+            self._inbox.put(partial(self._hear, worker, line))
 
     def _worker_settings(self) -> dict:
         about = {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
