@@ -56,14 +56,11 @@ def read_ignore_files(folder: Path) -> list[IgnoreFile]:
             raise Unreadable(f"its {name} cannot be read: {error.strerror}") from error
         if b"\0" in data or len(data) > MAX_IGNORE_FILE:
             raise Unreadable(f"its {name} is not a list of patterns")
-        found.append(_parse(folder, name, data.decode(errors="replace").removeprefix("\ufeff").splitlines()))
+        lines = data.decode(errors="replace").removeprefix("\ufeff").splitlines()
+        is_valid = [is_valid_pattern(line) for line in lines]
+        invalid = [number for number, valid in enumerate(is_valid, start=1) if not valid]
+        found.append(IgnoreFile(folder, name, GitIgnoreSpec.from_lines(compress(lines, is_valid)), invalid))
     return found
-
-
-def _parse(folder: Path, name: str, lines: list[str]) -> IgnoreFile:
-    is_valid = [is_valid_pattern(line) for line in lines]
-    invalid = [number for number, valid in enumerate(is_valid, start=1) if not valid]
-    return IgnoreFile(folder, name, GitIgnoreSpec.from_lines(compress(lines, is_valid)), invalid)
 
 
 def ignored_by(path: Path, files: list[IgnoreFile], *, is_folder: bool) -> str | None:
