@@ -19,45 +19,47 @@ class Planning:
 
     Whoever takes the answers starts them, in a thread that lives as long as the supervisor: see
     `parents.end_with_parent`.
+
+    Attributes:
+        requests: those whose answer nobody has taken from here, by their `id`; None for one that is stopped.
     """
 
     def __init__(self, children: Children):
         self._children = children
-        self._waiting: queue.SimpleQueue[tuple[str | int, dict]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_stopped: dict[str | int, bool] = {}  # of each that is not answered
+        self.requests: dict[str | int, dict | None] = {}
         self._current: tuple[str | int, subprocess.Popen] | None = None
 
     def ask(self, id: str | int, request: dict) -> None:
         """Puts a request behind those that wait."""
-        with self._lock:
-            self._is_stopped[id] = False
-        self._waiting.put((id, request))
+        self.requests[id] = request
+        self._waiting.put(id)
 
     def stop(self, id: str | int) -> None:
-        """Stops a request that is not answered yet: then its answer says so."""
+        """Stops a request: then its answer says so, if it has none yet."""
         with self._lock:
-            if id in self._is_stopped:
-                self._is_stopped[id] = True
+            self.requests[id] = None
             if self._current is not None and self._current[0] == id:
                 self._children.kill(self._current[1])
 
     def answers(self) -> Iterator[tuple[str | int, dict]]:
         """Yields the `id` of each request and its answer, without an end."""
         while True:
-            id, request = self._waiting.get()
+            id = self._waiting.get()
+            request = self.requests[id]
             try:
                 process = self._start(id)
                 answer = _read(process.communicate(json.dumps(request).encode())[0]) if process else {}
             except OSError as error:  # no memory for a process, or too many of them
                 answer = {"error": cannot_start("planner", error).to_dict()}
             with self._lock:
-                is_stopped, self._current = self._is_stopped.pop(id), None
+                is_stopped, self._current = self.requests[id] is None, None
             yield id, {"error": cancelled().to_dict()} if is_stopped else answer
 
     def _start(self, id: str | int) -> subprocess.Popen | None:
         with self._lock:
-            if self._is_stopped[id]:
+            if self.requests[id] is None:
                 return None
             process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], **PIPES)
             self._current = id, process

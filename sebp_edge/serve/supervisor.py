@@ -72,7 +72,6 @@ class Supervisor:
         self._lines = Lines(descriptors[0], self._outbox)
         self._children = children()
         self._planning = Planning(self._children)
-        self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
         self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
@@ -192,8 +191,7 @@ class Supervisor:
 
     def cancel_request(self, id: str | int) -> dict:
         """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
-        if id in self._planned:
-            self._planned[id] = None
+        if id in self._planning.requests:
             self._planning.stop(id)
         elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
@@ -297,8 +295,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------- the planner
 
     def _ask_planner(self, id: str | int, method: str, params: dict) -> None:
-        self._refuse_too_many(len(self._planned))
-        self._planned[id] = method, params
+        self._refuse_too_many(len(self._planning.requests))
         asked = {"method": method, "params": params, "used": self._worker_memory() or 0}
         self._planning.ask(id, asked | self._worker_settings())
 
@@ -308,16 +305,15 @@ class Supervisor:
 
     def _answer_plan(self, id: str | int, answer: dict) -> None:
         """Passes an answer on; what is not known without torch is asked of the worker, which no plan wakes."""
-        asked = self._planned.pop(id)
+        request = self._planning.requests.pop(id)
         if answer == {"asks": "worker"}:
             try:
-                if asked is None:
+                if request is None:
                     raise cancelled()
-                method, params = asked
-                if method == "plan" and self._worker is None:
+                if request["method"] == "plan" and self._worker is None:
                     message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
                     raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
-                self._ask_worker(id, method, params)
+                self._ask_worker(id, request["method"], request["params"])
                 return
             except Exception as error:
                 answer = {"error": error_of(error)}

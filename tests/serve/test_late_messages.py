@@ -44,14 +44,14 @@ from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.supervisor import Supervisor
 heard = Supervisor._answer_plan
 def hear(server, id, answer):
-    if server._planned[id] is None:
+    if server._planning.requests[id] is None:
         heard(server, id, answer)
     else:
         server._inbox.put(lambda: hear(server, id, answer))
 Supervisor._answer_plan = hear
 def answers(planning):
     while True:
-        yield planning._waiting.get()[0], {"asks": "worker"}
+        yield planning._waiting.get(), {"asks": "worker"}
 Planning.answers = answers
 """
 # An app reads so slowly that it gets no events that the journal has.
