@@ -37,7 +37,7 @@ def start_job(server, params: StartJobParams) -> dict:
         try:
             job = server.jobs.start(params, as_sent, *server.keep(params, inner))
         except StorageError:
-            server.forget_kept(params.id)
+            server.jobs.forget_kept(params.id)
             raise
     return {"job": asdict(job)}
 

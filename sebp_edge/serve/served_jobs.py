@@ -13,12 +13,17 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sebp_edge.basics.files import parse_dataclass
+from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
 from sebp_edge.store.lock import locked
+
+if TYPE_CHECKING:
+    from sebp_edge.store.stored_jobs import Job
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})
@@ -91,7 +96,7 @@ class ServedJobs:
         return jobs
 
     def __init__(self, journal: Journal, stored):
-        self.journal, self.damage = journal, None
+        self.journal, self.damage, self._stored = journal, None, stored
         self.waiting: dict[str, dict] = {}
         self.subscriptions: dict[str, int] = {}
         self.last_events: list[dict] = []
@@ -112,7 +117,7 @@ class ServedJobs:
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
             when = "before this job began" if job.state == "queued" else "during this job"
             why = {"code": "killed", "message": f"The server ended {when}.", "hint": "", "retry": True}
-            self.change(job.id, "interrupted", error=why, resumable=any(one.id == job.stored for one in stored.list()))
+            self.change(job.id, "interrupted", error=why, resumable=self.stored(job) is not None)
         for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
             if job.state in ENDED and not job.resumable:
                 self.forget(job.id)
@@ -209,6 +214,22 @@ class ServedJobs:
             self._recent[id, job.last_event] = record
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
+
+    def forget_kept(self, id: str) -> None:
+        """Deletes what was kept of a job that could not be started."""
+        with suppress(JobError, StorageError):
+            self._stored.remove(id)
+
+    def stored(self, job: ServedJob) -> "Job | None":
+        """Returns what the store has saved of a job; None if it has nothing."""
+        return next((one for one in self._stored.list() if one.id == job.stored), None)
+
+    def remove_stored(self, job: ServedJob, *, only_queued: bool = False) -> None:
+        """Deletes what the store has of a job; `only_queued` if it was never begun."""
+        stored = self.stored(job)
+        if stored is not None and (not only_queued or stored.state == "queued"):
+            with suppress(StorageError):  # a list of jobs shows what is left
+                stored.remove()
 
     def resume(self, request: ResumeJobParams) -> ServedJob:
         """Queues a job again."""

@@ -24,7 +24,7 @@ from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
-from sebp_edge.errors import JobError, StorageError
+from sebp_edge.errors import StorageError
 from sebp_edge.events import finite
 from sebp_edge.serve.messages import (
     PROTOCOL,
@@ -159,11 +159,6 @@ class Supervisor:
         name, needed = self._store_methods.keep_job(self._store, budget, request.id, params)
         return name, asdict(needed)
 
-    def forget_kept(self, id: str) -> None:
-        """Undoes `keep` for a job that could not be started."""
-        with suppress(JobError, StorageError):
-            self._store.jobs.remove(id)
-
     def unload(self) -> dict:
         """Ends the worker, unless it runs a job."""
         if self._running is not None:
@@ -185,7 +180,7 @@ class Supervisor:
                 self._worker.send({"do": "stop job"})
                 self._kill_at = time.monotonic() + CANCEL_SECONDS
             return
-        self._remove_stored(job)
+        self.jobs.remove_stored(job)
         self.jobs.waiting.pop(job.id, None)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
@@ -404,8 +399,8 @@ class Supervisor:
         id, self._running, self._kill_at = self._running, None, None
         was = self.jobs.get(id)
         if state in ("refused", "failed") or was.state == "cancelling":
-            self._remove_stored(was, only_queued=True)
-        facts["resumable"] = state != "done" and self._stored(was) is not None
+            self.jobs.remove_stored(was, only_queued=True)
+        facts["resumable"] = state != "done" and self.jobs.stored(was) is not None
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
             if was.state == "cancelling":
@@ -429,17 +424,6 @@ class Supervisor:
     def _interrupt_job(self, why: Refusal) -> None:
         is_cancelled = self.jobs.get(self._running).state == "cancelling"
         self._job_ended("interrupted", {"error": CANCELLED if is_cancelled else shown(why)})
-
-    def _stored(self, job: ServedJob):
-        """Returns what the store has saved of a job; None if it has nothing."""
-        return next((one for one in self._store.jobs.list() if one.id == job.stored), None)
-
-    def _remove_stored(self, job: ServedJob, *, only_queued: bool = False) -> None:
-        """Deletes what the store has of a job; `only_queued` if it was never begun."""
-        stored = self._stored(job)
-        if stored is not None and (not only_queued or stored.state == "queued"):
-            with suppress(StorageError):  # a list of jobs shows what is left
-                stored.remove()
 
     # -------------------------------------------------------------------------------------------------- the clock
 
