@@ -17,7 +17,7 @@ from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.engine.models.completion import Completion
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.events import Sink, silent
-from sebp_edge.export.export_result import ExportResult
+from sebp_edge.export.export_result import ExportProgress, ExportResult
 from sebp_edge.export.exporter import check_options, export
 from sebp_edge.lessons.prompts import Messages
 from sebp_edge.machine import devices
@@ -375,18 +375,8 @@ class Personalizer(AbstractContextManager["Personalizer"]):
             reading = None if texts is None else read_texts(texts, progress=call.progress)
             self.in_use.release()
             name = adapter if isinstance(adapter, str) and is_plain(adapter) else "adapter"
-            result = export(
-                name,
-                saved.path,
-                saved.record,
-                self.reference,
-                to,
-                format,
-                quant,
-                reading,
-                on_event=call.notify,
-                check=call.check,
-            )
+            progress = ExportProgress(call.notify, call.check)
+            result = export(name, saved, self.reference, to, format, quant, reading, progress)
             call.remember_model_of(saved)
             return result
 

@@ -13,7 +13,7 @@ from command import assert_one_sentence, process, records, run
 from failing_memory import RECIPE
 
 from sebp_edge import Personalizer
-from sebp_edge.cli.last_screen import show_result
+from sebp_edge.cli.adapt import show_result
 from sebp_edge.errors import OwnerUnknown
 
 FOUND = "a WhatsApp chat with 2 people, 144 messages"

@@ -130,13 +130,8 @@ class Index:
             self._next += 1
         self._database.executemany("INSERT INTO passages(rowid, name, headings, text) VALUES (?, ?, ?, ?)", rows)
 
-    def _stem(self, word: str) -> str:
-        """Returns the stem of an English word, marked as one; what is no word of ASCII letters stays."""
-        self._learn_stems({word})
-        return self._stems.get(word, word)
-
     def _learn_stems(self, words: set[str]) -> None:
-        """Has SQLite find the stems of words, which it takes for one text."""
+        """Has SQLite find the stems of words, which it takes for one text; others than ASCII letters have none."""
         new = [word for word in words if word not in self._stems and word.isascii() and word.isalpha()]
         if new:
             self._database.execute("DELETE FROM words")
@@ -181,7 +176,8 @@ class Index:
         SQLite takes the forms of a word for words of different rarity, so that of all of them takes its place.
         """
         found: dict[int, float] = {}
-        for form in {word, self._stem(word), *(self._related(word) if related else ())}:
+        self._learn_stems({word})
+        for form in {word, self._stems.get(word, word), *(self._related(word) if related else ())}:
             rows = self._database.execute(_QUERY, (f'"{form}"',)).fetchall()
             rarity = max(1e-6, math.log((len(self._passages) - len(rows) + 0.5) / (len(rows) + 0.5)))  # as in SQLite
             for row, score in rows:

@@ -16,6 +16,8 @@ from sebp_edge.errors import MachineError
 _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
 _KILL_ON_CLOSE = 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
 _KILLED = 1
+# The options of a child that is spoken with through its standard streams.
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 _NEW_GROUP_WITHOUT_WINDOW = 0x08000200  # CREATE_NO_WINDOW | CREATE_NEW_PROCESS_GROUP
 
 

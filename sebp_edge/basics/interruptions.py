@@ -30,8 +30,7 @@ class Interruptions:
 
     def __enter__(self) -> "Interruptions":
         if threading.current_thread() is threading.main_thread():
-            handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
-            self._handlers = {signum: handler for signum, handler in handlers.items() if callable(handler)}
+            self._handlers = {s: handler for s in SIGNALS if callable(handler := signal.getsignal(s))}
             for signum in self._handlers:
                 signal.signal(signum, self._handle)
         return self

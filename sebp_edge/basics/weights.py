@@ -102,8 +102,7 @@ class WeightsFile:
 
     def refuse_non_finite(self) -> None:
         """Raises an AdapterError that names the first tensor with NaN or infinity."""
-        tensors = ((name, self.stored(name)) for name in self.shapes)
-        refuse_non_finite(tensors, self._path.parent, self._path.name)
+        refuse_non_finite(((name, self.stored(name)) for name in self.shapes), self._path.parent, self._path.name)
 
 
 def has_rank(r: int, shapes: Mapping[str, Size]) -> bool:

@@ -2,19 +2,20 @@
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 from typer.core import TyperCommand
 
 from sebp_edge.cli.ahead import begin_ahead
 from sebp_edge.cli.base_model import open_store, personalizing
-from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, quick_imports
+from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
 from sebp_edge.cli.options import GpuShare, Polite, Request, Threads, parse_path, takes_request
+from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import NameInUse
@@ -22,6 +23,7 @@ from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
+    from sebp_edge.run.result import AdaptResult
     from sebp_edge.run.unchanged import UnchangedResult
 
 # The options that go with --resume; a job knows the others.
@@ -29,6 +31,10 @@ _POLITE = {"polite", "threads", "gpu_share"}
 _WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes", "polite", "gpu_share"}
 # What may follow --resume as a value by itself; apps choose ids of their own, which need --resume=JOB.
 _JOB = re.compile("[0-9a-f]{6}|[0-9a-f]{12}")
+# The last screen, never longer than a terminal; what does not fit is in the adapter's report.
+LINES, COLUMNS = 15, 80
+# Its paragraphs in the order in which they stand.
+HEADLINE, ACCOUNT, WARNING, EXPECTATION, COMMAND = range(5)
 
 
 class AdaptCommand(TyperCommand):
@@ -116,48 +122,36 @@ def adapt(
         if active is not None and active.name_in_use is not None:
             name = _ask_for_name(active.name_in_use, as_json=as_json, yes=yes)
 
-    def call(personalizer):
-        return personalizer.adapt(
-            texts,
-            name=name,
-            out=out,
-            activate_anyway=activate_anyway,
-            fresh=fresh,
-            sync=sync,
-            keep_samples=keep_samples,
-        )
-
-    options = {"keep_samples": keep_samples, "activate_anyway": activate_anyway}
-    _run(settings | own, call, options, as_json=as_json)
+    options = {"activate_anyway": activate_anyway, "fresh": fresh, "sync": sync, "keep_samples": keep_samples}
+    _run(settings | own, {"texts": texts, "name": name, "out": out} | options, options, as_json=as_json)
 
 
 def _resume(id: str | None, texts, own: dict, changed: str, *, as_json: bool) -> None:
     """Goes on with a job, or with the only one that does not run; `own` arguments take the place of the job's."""
     job = open_store().jobs.get(id)
-
-    def call(personalizer):
-        return personalizer.resume(job.id, texts, changed=changed)
-
+    arguments = {"job": job.id, "texts": texts, "changed": changed}
     is_forget = job.record.kind == "forget"
-    _run(job.arguments() | own, call, job.record.options, as_json=as_json, is_forget=is_forget)
+    _run(job.arguments() | own, arguments, job.record.options, as_json=as_json, is_forget=is_forget)
 
 
-def _run(settings: dict, call: Callable, options: dict, *, as_json: bool, is_forget: bool = False) -> None:
-    """Runs a call of a Personalizer, and shows its progress and its result; `options` are those of the call's job.
+def _run(settings: dict, arguments: dict, options: dict, *, as_json: bool, is_forget: bool = False) -> None:
+    """Adapts, or resumes if the arguments name a job, and shows the progress and the result.
 
     Exits with NOT_BETTER if the adapter is saved and not active.
+
+    Args:
+        settings: arguments of `Personalizer`.
+        arguments: those of its `adapt` or `resume`.
+        options: those of the call that is a job.
     """
     if settings.get("politeness", Politeness()).waits:
         lower_priority()
     begin_ahead(settings["model"], settings.get("device"))
-    with quick_imports():
-        from sebp_edge.cli.last_screen import show_result
-
     result = None
     try:
         # That the name is in use has been said already.
         with personalizing(as_json, hides=NameInUse, **settings) as personalizer:
-            result = call(personalizer)
+            result = personalizer.resume(**arguments) if "job" in arguments else personalizer.adapt(**arguments)
         if is_forget:
             show_receipt(result, as_json=as_json)
         elif result.unchanged:
@@ -214,10 +208,9 @@ def _ask_about_folders(texts, *, as_json: bool) -> None:
 
     # What was read already was asked about.
     for folder in texts if isinstance(texts, list) else ():
-        what = None if folder.include else reason_against_notes(folder.path)
-        if what is None:
+        found = None if folder.include else reason_against_notes(folder.path)
+        if found is None:
             continue
-        found = f"{printable(str(folder.path))!r} is {what}, not of notes"
         if as_json or not (sys.stdin.isatty() and err.is_terminal):
             raise OptionError(f"{found}; give the folder of your notes, or pass --yes to learn what can be read there.")
         err.print(f"{found}.", style="yellow", markup=False)
@@ -243,3 +236,33 @@ def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:
         print_json(result.to_dict())
     else:
         console.print(result.summary, markup=False)
+
+
+def show_result(result: "AdaptResult", *, with_samples: bool = False) -> None:
+    """Prints the verdict, why, warnings, what to expect and what to do next, in at most 15 lines of 80 columns."""
+    # By importance: the first ones get their lines.
+    paragraphs = [(HEADLINE, result.headline, f"bold {'green' if result.passed else 'yellow'}")]
+    for what, command in result.next_steps.items():
+        if with_samples and command == result.report_command:
+            what, command = f"{what} and samples", f"{command} --with-samples"
+        paragraphs.append((COMMAND, f"{what}: {command}", ""))
+    paragraphs.append((ACCOUNT, result.account, ""))
+    paragraphs += [(WARNING, f"warning: {warning}", "yellow") for warning in result.warnings]
+    if result.passed or result.active:
+        expected = (whose_words(result.authors), name_owner(result.expectation, result.authors))
+        paragraphs.append((EXPECTATION, " ".join(filter(None, expected)), "dim"))
+    shown, left = [], LINES
+    for place, words, style in paragraphs:
+        paragraph = Text(printable(words), style)
+        lines = paragraph.wrap(console, COLUMNS)
+        if len(lines) > left:
+            if place == COMMAND or not left:  # nobody could run a part of a command
+                continue
+            lines = lines[:left]
+            lines[-1].truncate(COLUMNS - 2)
+            lines[-1].append(" …")
+            paragraph = Text(" ").join(lines)
+        left -= len(lines)
+        shown.append((place, paragraph))
+    for _, paragraph in sorted(shown, key=lambda each: each[0]):
+        console.print(paragraph)

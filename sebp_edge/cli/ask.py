@@ -4,6 +4,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -142,12 +143,7 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
 
 def _show(answer: Answer, question: str, as_json: bool, *, is_streamed: bool = False) -> None:
     if as_json:
-        sources = [
-            {"document": each.document, "headings": each.headings, "line": each.line, "text": each.text}
-            for each in answer.sources
-        ]
-        result = {"text": answer.text, "found": answer.found, "quoted": answer.quoted, "sources": sources}
-        print_json({"event": "result", "result_of": "ask", "question": question, **result})
+        print_json({"event": "result", "result_of": "ask", "question": question, **asdict(answer)})
         return
     if answer.quoted:
         out.print("The model's reply is not in your notes; the closest passage says:", style="dim")

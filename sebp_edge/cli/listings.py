@@ -104,7 +104,9 @@ def _list_models(found: list[dict]) -> None:
     columns = ["on this machine", "parameters", ""]
     others = [max(len(column), *(len(row[number]) for row in shown)) for number, column in enumerate(columns) if number]
     for row in shown:
-        row[0] = _cut(row[0], out.width - sum(others) - 2 * len(columns))
+        name = Text(row[0])
+        name.truncate(max(1, out.width - sum(others) - 2 * len(columns)), overflow="ellipsis")
+        row[0] = name.plain
     print_table(columns, shown)
     if len(there) > len(shown):
         out.print(f"and {len(there) - len(shown):,} more (--json lists them all)", style="dim")
@@ -122,12 +124,6 @@ def _show_models(found: list[dict]) -> None:
         if record.get("size"):
             known["files"] = gigabytes(record["size"])
         print_table(["", ""], [[key, printable(value)] for key, value in known.items() if value])
-
-
-def _cut(name: str, width: int) -> str:
-    text = Text(name)
-    text.truncate(max(width, 1), overflow="ellipsis")
-    return text.plain
 
 
 def recipes(chosen: Recipes = None, as_json: Json = False) -> None:

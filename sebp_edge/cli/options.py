@@ -103,11 +103,6 @@ class Request:
         self.texts = select(paths, include, exclude) if paths else None
         self.as_json = as_json
 
-    def refuse_no_texts(self) -> None:
-        """Raises an OptionError if texts are needed, and there are none."""
-        if not (self.texts or self.settings["recipe"].questions):
-            raise OptionError("No PATH was given; give files or folders with your texts.")
-
 
 def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = None) -> Callable[[Callable], Callable]:
     """Decorates a command that gets a `Request` as its first argument; gives it the options of one.
@@ -132,8 +127,8 @@ def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = Non
             others = {each.name: given.pop(each.name) for each in own}
             with one_sentence_errors(as_json=given["as_json"], takes_time=True):
                 request = Request(**given)
-                if others.get("resume") is None:
-                    request.refuse_no_texts()
+                if not (request.texts or request.settings["recipe"].questions or others.get("resume") is not None):
+                    raise OptionError("No PATH was given; give files or folders with your texts.")
                 try:
                     command(request, **others)
                 except OwnerUnknown as error:

@@ -66,10 +66,11 @@ MIN_WIDTH_FOR_FIGURES = 70
 
 @contextmanager
 def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
-    """Yields the sink for this output, which lists what was left out of the texts, or only says how much that is."""
-    if as_json:
-        yield _interrupting(JsonLines(sys.stdout, JOB))
-        return
+    """Yields the sink for this output, which lists what was left out of the texts, or only says how much that is.
+
+    Its first failed write interrupts the run as Ctrl-C does, so that the best state is saved. Writes fail if the reader
+    goes away, as with `| head`, or if the disk is full.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -77,29 +78,21 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
         TextColumn("{task.fields[figures]}"),
         TextColumn("{task.fields[left]}"),
     )
-    progress = Progress(*columns, console=out, expand=True, transient=True) if out.is_terminal else nullcontext()
-    with progress as bar:
-        yield _interrupting(ProgressPrinter(bar, lists_left_out=lists_left_out))
+    has_bar, has_failed = out.is_terminal and not as_json, False
+    with Progress(*columns, console=out, expand=True, transient=True) if has_bar else nullcontext() as bar:
+        sink = JsonLines(sys.stdout, JOB) if as_json else ProgressPrinter(bar, lists_left_out=lists_left_out)
 
+        def send(event: Event) -> None:
+            nonlocal has_failed
+            try:
+                if not has_failed:
+                    sink(event)
+            except OSError as error:
+                has_failed = True
+                discard_output()
+                raise KeyboardInterrupt from error
 
-def _interrupting(sink: Sink) -> Sink:
-    """Returns a sink whose first failed write interrupts the run as Ctrl-C does, so that the best state is saved.
-
-    Writes fail if the reader goes away, as with `| head`, or if the disk is full.
-    """
-    has_failed = False
-
-    def send(event: Event) -> None:
-        nonlocal has_failed
-        try:
-            if not has_failed:
-                sink(event)
-        except OSError as error:
-            has_failed = True
-            discard_output()
-            raise KeyboardInterrupt from error
-
-    return send
+        yield send
 
 
 def _done(whole: JobProgress) -> str:

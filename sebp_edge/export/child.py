@@ -12,10 +12,10 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from sebp_edge.basics.children import children
+from sebp_edge.basics.children import PIPES, children
 from sebp_edge.basics.parents import end_with_parent
-from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError
+from sebp_edge.export.export_result import ExportProgress
 
 # Number of likeliest tokens that are compared.
 TOP = 20
@@ -29,10 +29,10 @@ class Predicted(NamedTuple):
     tokens: list[list[int]]
 
 
-def run(module: str, program: str, request: dict, check: Check) -> Predicted:
+def run(module: str, program: str, request: dict, progress: ExportProgress) -> Predicted:
     """Returns the answer of a module's `_answer` to a request; raises an ExportError if the program failed."""
     code, output = communicate(
-        [sys.executable, "-m", __name__, module, str(os.getpid())], json.dumps(request).encode(), check
+        [sys.executable, "-m", __name__, module, str(os.getpid())], json.dumps(request).encode(), progress
     )
     if code:
         raise ExportError(f"{program} cannot read the exported folder: it ended with the code {code}.")
@@ -40,12 +40,11 @@ def run(module: str, program: str, request: dict, check: Check) -> Predicted:
     return Predicted([[tuple(each) for each in row] for row in answer["predicted"]], answer["tokens"])
 
 
-def communicate(command: list[str], request: bytes, check: Check) -> tuple[int, bytes]:
-    """Runs a command; returns its exit code and its output. `check` is called several times a second."""
+def communicate(command: list[str], request: bytes, progress: ExportProgress) -> tuple[int, bytes]:
+    """Runs a command; returns its exit code and its output. `progress` may stop it several times a second."""
     unsent: bytes | None = request
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     started = children()
-    with started.start(command, **pipes) as process:
+    with started.start(command, **PIPES) as process:
         try:
             while True:
                 try:
@@ -53,7 +52,7 @@ def communicate(command: list[str], request: bytes, check: Check) -> tuple[int, 
                     return process.returncode, output
                 except subprocess.TimeoutExpired:
                     unsent = None
-                    check()
+                    progress.check()
         finally:
             started.kill(process)
 

@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.units import percent, sizes_apart
 from sebp_edge.errors import MachineError, OptionError, suggest
-from sebp_edge.events import Notice, Sink
+from sebp_edge.events import Notice
 from sebp_edge.export.export_result import ExportProgress, ExportResult, GainKept
 from sebp_edge.export.formats import FORMATS, QUANTISED, Format, Gguf
 from sebp_edge.export.gguf_file import QUANTISATIONS
@@ -16,7 +15,7 @@ from sebp_edge.export.read_back import CPU, BaseComparison, memory_needed
 from sebp_edge.export.source import Source
 from sebp_edge.export.target_folder import check_space, check_target, new_folder
 from sebp_edge.machine import devices
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 
@@ -46,25 +45,22 @@ def check_options(format: str, quant: str | None, *, has_texts: bool) -> str | N
 
 def export(
     name: str,
-    folder: Path,
-    record: AdapterRecord,
+    saved: SavedAdapter,
     reference: ModelReference,
     to: str | Path,
     format: str,
     quant: str | None,
     reading: Reading | None,
-    on_event: Sink,
-    check: Check,
+    progress: ExportProgress,
 ) -> ExportResult:
     """Exports an adapter into a new folder, which is written whole or not at all.
 
     Args:
         quant: from `check_options`; by default q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
-        on_event, check: may raise to stop.
     """
-    begin, target, progress = time.perf_counter(), check_target(to), ExportProgress(on_event, check)
-    source, warnings, kept = Source.open(name, folder, record, reference), [], []
+    begin, target = time.perf_counter(), check_target(to)
+    source, warnings, kept = Source.open(name, saved.path, saved.record, reference), [], []
     if format in QUANTISED and quant is None:
         quant = DEFAULT_QUANT
     # Refuses what cannot be written before the model is loaded.
@@ -88,7 +84,7 @@ def export(
         quant=getattr(written, "quant", None),
         num_bytes=sum(sizes.values()),
         seconds=time.perf_counter() - begin,
-        prompts=record.prompts,
+        prompts=saved.record.prompts,
         merged_into=None if written.is_adapter else source.merged_into,
         read_back_by=found.program,
         mean_difference=found.agreement and found.agreement.mean_difference,

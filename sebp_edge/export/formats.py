@@ -164,7 +164,7 @@ class Merged(Format):
         if not mlx_lm.is_installed() or any(mlx_lm.what_it_lacks(self._source.config)):
             return None
         try:
-            found = mlx_lm.predict(folder, None, comparison.texts.rows, comparison.progress.check)
+            found = mlx_lm.predict(folder, None, comparison.texts.rows, comparison.progress)
         except ExportError:
             return "mlx-lm, which is installed here, cannot load the folder; load it with transformers."
         _compare("mlx-lm", found, comparison, None, expected)
@@ -206,7 +206,7 @@ class Gguf(Format):
         path = folder / (".f16" if self.quant in K_QUANTS else self.file)
         write_model(path, self._source.name, self._model, self._tokenizer, self._source.weights, own, progress)
         if self.quant in K_QUANTS:
-            requantise(path, folder / self.file, self.quant, progress.check)
+            requantise(path, folder / self.file, self.quant, progress)
             path.unlink()
 
     def warnings(self) -> Iterator[str]:
@@ -236,7 +236,7 @@ class Gguf(Format):
                 check_agreement(OURSELVES, same, self.quant)
             return ReadBack(OURSELVES, same, loss)
         texts = list(map(self._tokenizer.composed, comparison.texts.texts))
-        found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.progress.check)
+        found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.progress)
         check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
         return _compare("llama.cpp", found, comparison, loss, None if self.quant == "f16" else expected, self.quant)
 
@@ -287,7 +287,7 @@ class GgufLora(Format):
         base, weights = folder / ".base", self._source.weights.of_base()
         quietly = ExportProgress(on_event=lambda event: comparison.progress.check())
         write_model(base, "base", self._model, self._tokenizer, weights, "f16", quietly)
-        found = llama_cpp.predict(base, comparison.texts.rows, [], comparison.progress.check, lora=folder / self._file)
+        found = llama_cpp.predict(base, comparison.texts.rows, [], comparison.progress, lora=folder / self._file)
         base.unlink()
         return _compare("llama.cpp", found, comparison, comparison.loss_adapter, quant="f16")
 
@@ -329,7 +329,7 @@ class Mlx(Format):
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not mlx_lm.is_installed():
             return self.check_tensors(folder, comparison.progress)
-        found = mlx_lm.predict(self._source.base_path, folder, comparison.texts.rows, comparison.progress.check)
+        found = mlx_lm.predict(self._source.base_path, folder, comparison.texts.rows, comparison.progress)
         return _compare("mlx-lm", found, comparison, comparison.loss_adapter)
 
     def warnings(self) -> Iterator[str]:

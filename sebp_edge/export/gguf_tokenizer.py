@@ -5,6 +5,7 @@ ones are refused, since llama.cpp would read texts as other tokens.
 """
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +14,7 @@ from gguf import GGUFWriter, TokenType
 from sebp_edge.engine.models.gguf.tokenizer import PRE_TOKENIZERS, WHOLE_WORDS
 from sebp_edge.errors import ExportError
 
-_SPACE = "▁"
+_SPACE, _BYTE = "▁", re.compile("<0x..>", re.DOTALL)
 # The names of byte-level pre-tokenizers in llama.cpp, by their rules (see `_rules`), as files of GGUF have them and as
 # transformers has them. Of several names with the same rules, the first.
 _BYTE_LEVEL = {
@@ -106,7 +107,7 @@ class GgufTokenizer:
                     yield text.replace(_SPACE, " ") if self._is_sentencepiece else text, TokenType.USER_DEFINED, -1000.0
             elif number not in texts:
                 yield f"[PAD{number}]", TokenType.UNUSED, -1000.0
-            elif self._is_sentencepiece and _is_byte(texts[number]):
+            elif self._is_sentencepiece and _BYTE.fullmatch(texts[number]):
                 yield texts[number], TokenType.BYTE, 0.0
             else:
                 yield texts[number], TokenType.NORMAL, -float(ranks.get(texts[number], len(ranks)))
@@ -133,10 +134,6 @@ def adds_bos(tokenizer) -> bool:
 
 def _merge(pair) -> str:
     return pair if isinstance(pair, str) else " ".join(pair)
-
-
-def _is_byte(text: str) -> bool:
-    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
 
 def _rules(pre_tokenizer: Mapping | None) -> Iterator[str]:

@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sebp_edge.basics.children import ending_with_this
-from sebp_edge.basics.stopping import Check
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.export.child import Predicted, communicate, run
+from sebp_edge.export.export_result import ExportProgress
 
 K_QUANTS = ("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
 _PROGRAM = "llama-quantize"
@@ -26,10 +26,12 @@ def is_installed() -> bool:
     return find_spec("xllamacpp") is not None and not getattr(sys, "frozen", False)
 
 
-def predict(model: Path, rows: list[list[int]], texts: list[str], check: Check, lora: Path | None = None) -> Predicted:
+def predict(
+    model: Path, rows: list[list[int]], texts: list[str], progress: ExportProgress, lora: Path | None = None
+) -> Predicted:
     """Returns what llama.cpp predicts after each token of `rows`, and how it tokenises `texts`."""
     request = {"model": str(model), "lora": lora and str(lora), "rows": rows, "texts": texts}
-    return run(__name__, "llama.cpp", request, check)
+    return run(__name__, "llama.cpp", request, progress)
 
 
 def _answer(request: dict, top: int) -> dict:
@@ -80,9 +82,9 @@ def find_program(quant: str) -> str:
     return program
 
 
-def requantise(source: Path, target: Path, quant: str, check: Check) -> None:
+def requantise(source: Path, target: Path, quant: str, progress: ExportProgress) -> None:
     """Quantises a file in f16; raises an ExportError if the program fails."""
     command = [find_program(quant), str(source), str(target), quant.upper()]
-    code, _ = communicate(ending_with_this(command), b"", check)
+    code, _ = communicate(ending_with_this(command), b"", progress)
     if code or not target.is_file():
         raise ExportError(f"{_PROGRAM} failed with the code {code}; nothing was exported.")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from sebp_edge.basics.stopping import Check
 from sebp_edge.export.child import Predicted, run
+from sebp_edge.export.export_result import ExportProgress
 
 _WITHOUT_WINDOWS = ("mistral", "qwen2", "qwen3", "smollm3", "gemma2", "phi3")
 
@@ -32,10 +32,10 @@ def what_it_lacks(config) -> Iterator[str]:
         )
 
 
-def predict(base: Path, adapter: Path | None, rows: list[list[int]], check: Check) -> Predicted:
+def predict(base: Path, adapter: Path | None, rows: list[list[int]], progress: ExportProgress) -> Predicted:
     """Returns what mlx-lm predicts after each token of `rows`, with the folder of a model, and maybe an adapter's."""
     request = {"base": str(base), "adapter": adapter and str(adapter), "rows": rows}
-    return run(__name__, "mlx-lm", request, check)
+    return run(__name__, "mlx-lm", request, progress)
 
 
 def _answer(request: dict, top: int) -> dict:

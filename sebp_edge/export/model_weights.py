@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from sebp_edge.basics.weights import raising_adapter_error
+from sebp_edge.basics.weights import WeightsFile, raising_adapter_error
 from sebp_edge.engine.models.full import open_weights
 from sebp_edge.engine.models.gguf.families import read_weight, weight_names
 from sebp_edge.engine.models.gguf.file import GgufFile
@@ -91,10 +90,9 @@ def _safetensors(folder: Path) -> tuple[dict[str, torch.Size], Read]:
     else:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         shards = [folder / name for name in sorted(set(index["weight_map"].values()))]
-    files = [safe_open(shard, framework="pt") for shard in shards]
-    holders = {name: file for file in files for name in file.keys()}  # noqa: SIM118, not a dict
-    shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in holders.items()}
-    return shapes, lambda name: holders[name].get_tensor(name)
+    holders = {name: file for file in map(WeightsFile, shards) for name in file.shapes}
+    shapes = {name: file.shapes[name] for name, file in holders.items()}
+    return shapes, lambda name: holders[name].stored(name)
 
 
 def _refuse_other_layers(factors: LoraFactors, model: nn.Module, folder: Path) -> None:

@@ -95,7 +95,9 @@ class _Encoder:
             elif is_chat:
                 parts = tokenise_plain(text, loss_spans, self._tokenizer, self._progress)
             else:
-                parts = self._tokenised(text, loss_spans)
+                # In a user's text, "<|eos|>" is text, not the control token.
+                parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=True, progress=self._progress)
+                parts = _with_end(parts, text, self._tokenizer.eos_token_id)
             boilerplate = Spans(common)
             for tokenised, chunk in _chunks(parts, self._capacity):
                 ids, labels, in_boilerplate = self._labelled(tokenised, chunk, boilerplate)
@@ -124,12 +126,6 @@ class _Encoder:
             text, spans = render_plain(content.messages[: content.turns[-1] + 1])
             answers = (text[first:last].strip() for first, last in spans)
             yield text, spans, _spans_in_answers(text, spans, answers, lines)
-
-    def _tokenised(self, text: str, loss_spans: list[Span]) -> Iterator[Tokenised]:
-        """Yields the tokens of a text that no template wrote, and the token that ends it, if there is one."""
-        # In a user's text, "<|eos|>" is text, not the control token.
-        parts = tokenise(text, loss_spans, self._tokenizer, split_special_tokens=True, progress=self._progress)
-        yield from _with_end(parts, text, self._tokenizer.eos_token_id)
 
     def _labelled(self, tokenised: Tokenised, chunk: slice, boilerplate: Spans) -> tuple[list[int], list[int], bytes]:
         """Returns `input_ids`, `labels` and `in_boilerplate` of the example that a chunk is."""

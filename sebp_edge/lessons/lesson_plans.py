@@ -54,7 +54,9 @@ def plan_lessons(
         for number, own, relatives in zip(current, matches.unchanged, matches.relatives, strict=True)
     }
     sides, seen = draw.sides(), _SEEN[draw.kind]
-    if not _has_judged_states(draw.kind, {document.role for document in known}):
+    # A version has a judged state for each split if it has used documents so.
+    judges = {"split": {TEST}, "folds": {*FOLD_ROLES}, "none": set()}[draw.kind]
+    if judges.isdisjoint(document.role for document in known):
         return None
     if any(_has_seen(each, uses, trained, validated) for each, (trained, validated) in zip(sides, seen, strict=True)):
         return None
@@ -102,11 +104,6 @@ def _fold_roles(fold: int) -> tuple[set[str], set[str]]:
 
 # The roles of the documents that each judged state was trained on, and of those that chose its epoch.
 _SEEN = {"split": [({TRAIN}, {VALIDATION})], "folds": [_fold_roles(fold) for fold in range(NUM_FOLDS)], "none": []}
-
-
-def _has_judged_states(kind: str, roles: set[str]) -> bool:
-    """Whether a version that has used documents in these roles has a judged state for each split."""
-    return bool(roles & {"split": {TEST}, "folds": {*FOLD_ROLES}, "none": set()}[kind])
 
 
 def _has_seen(sides: Mapping[int, str], uses: Mapping[int, _Use], trained: set[str], validated: set[str]) -> bool:

@@ -19,6 +19,7 @@ import jinja2
 import markupsafe
 import psutil
 
+from sebp_edge.basics.children import PIPES, children
 from sebp_edge.errors import ModelError
 from sebp_edge.lessons import templates
 from sebp_edge.values.documents import Message
@@ -89,7 +90,7 @@ class Renderer:
             if self._process is None or not self._process.is_running:
                 self._process = _Process(self.source)
             try:
-                return self._process.ask(request)
+                return self._process.ask(request, SECONDS)
             except _Exceeded:
                 self._num_exceeded += 1
                 break
@@ -108,13 +109,8 @@ class _Process:
     """A child process with a template. It ends with this object."""
 
     def __init__(self, source: str):
-        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        if sys.platform == "win32":
-            options["creationflags"] = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
-        else:
-            options["start_new_session"] = True  # Ctrl-C is for this process
         try:
-            self._child = subprocess.Popen(_command(), **options)
+            self._child = children().start(_command(), **PIPES)
         except OSError as error:
             raise ModelError(
                 f"The process that renders this model's chat template cannot be started: {error.strerror}; use prompts "
@@ -122,7 +118,7 @@ class _Process:
             ) from error
         self._end = weakref.finalize(self, _end, self._child)
         try:
-            self._exchange(source, START_SECONDS)
+            self.ask(source, START_SECONDS)
         except (_Exceeded, EOFError, OSError):
             raise ModelError(
                 f"The process that renders this model's chat template does not answer; {fsdecode(get_executable())!r} "
@@ -133,16 +129,13 @@ class _Process:
     def is_running(self) -> bool:
         return self._end.alive and self._child.poll() is None
 
-    def ask(self, request: dict) -> list | None:
-        """Returns the answer to a request; None if the template raised an error.
+    def ask(self, request: dict | str, seconds: float) -> list | bool | None:
+        """Returns the answer to a request, of which the first is the template; None if it raised an error.
 
         Raises:
             _Exceeded: it took too long or too much memory.
             EOFError, OSError: the process has ended.
         """
-        return self._exchange(request, SECONDS)
-
-    def _exchange(self, request, seconds: float):
         message = json.dumps(request).encode()
         most = templates.MEMORY + templates.MEMORY_PER_BYTE * len(message)
         watch = _Watch(self._child, seconds + len(message) / BYTES_PER_SECOND, most)

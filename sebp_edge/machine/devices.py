@@ -24,7 +24,10 @@ def pick_device(wanted: str | None = None) -> torch.device:
         OptionError: the name is not a device's.
         MachineError: the requested device is not usable on this machine.
     """
-    counts = {name: count for name, count in _devices().items() if count}
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    # The best kind first.
+    counts = {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+    counts = {name: count for name, count in counts.items() if count}
     if wanted is None:
         return torch.device(next(iter(counts)))
     found = re.fullmatch(r"(cuda|mps|cpu)(?::([0-9]{1,4}))?", wanted) if isinstance(wanted, str) else None
@@ -33,12 +36,6 @@ def pick_device(wanted: str | None = None) -> torch.device:
     if int(found[2] or 0) >= counts.get(found[1], 0):
         raise MachineError(f"Device {wanted!r} is not usable on this machine; choose from {', '.join(counts)}.")
     return torch.device(wanted)
-
-
-def _devices() -> dict[str, int]:
-    """Returns the number of devices of each kind, the best kind first."""
-    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
 
 
 def driver_problem() -> str | None:
@@ -164,13 +161,11 @@ def without_cudnn_attention() -> Iterator[None]:
     On an H100, torch prefers it from version 2.11 on. Within another such context, this one changes nothing.
     """
     was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    if was_enabled:
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         yield
     finally:
-        if was_enabled:
-            torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
 @contextmanager

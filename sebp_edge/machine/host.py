@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -24,15 +23,8 @@ CONTEXT = 680_000_000
 USUAL, LOWERED = 1024, 256
 
 
-class Limit(NamedTuple):
-    """Bytes that the processes of a group may use together, and how many of these are free."""
-
-    total: int
-    free: int
-
-
-def limits(root: Path = Path("/")) -> Iterator[Limit]:
-    """Yields the limits on this process, in any order; none on systems other than Linux.
+def limits(root: Path = Path("/")) -> Iterator[tuple[int, int]]:
+    """Yields the limits on this process, and how many of these bytes are free; none on systems other than Linux.
 
     Control groups are nested. Each may have a limit, and those of all groups that a process is in apply to it.
     """
@@ -52,23 +44,23 @@ def limits(root: Path = Path("/")) -> Iterator[Limit]:
                 yield limit
 
 
-def _limit(folder: Path, total_file: str, used_file: str, reclaimable: str) -> Limit | None:
+def _limit(folder: Path, total_file: str, used_file: str, reclaimable: str) -> tuple[int, int] | None:
     try:
         total, used = int((folder / total_file).read_text()), int((folder / used_file).read_text())
         counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # The group does not exist, or its limit is "max".
         return None
-    return Limit(total, max(0, total - used + int(counts.get(reclaimable, 0))))
+    return total, max(0, total - used + int(counts.get(reclaimable, 0)))
 
 
 def free_host_memory() -> int:
     """Returns the bytes of free host memory, within the limits of containers."""
-    return min([psutil.virtual_memory().available, *(limit.free for limit in limits())])
+    return min([psutil.virtual_memory().available, *(free for _, free in limits())])
 
 
 def total_host_memory() -> int:
     """Returns the bytes of host memory, within the limits of containers."""
-    return min([psutil.virtual_memory().total, *(limit.total for limit in limits())])
+    return min([psutil.virtual_memory().total, *(total for total, _ in limits())])
 
 
 def resident() -> int:

@@ -36,12 +36,8 @@ def edit(text: str, edits: list[Edit], code: list[Span]) -> tuple[str, list[Span
     def moved(position: int) -> int:
         return position + shifts[bisect_right(ends, position) - 1]
 
-    def is_kept(span: Span) -> bool:
-        return ends[bisect_right(begins, span[0]) - 1] <= span[0]
-
-    return "".join(pieces), [
-        (moved(begin), max(moved(begin), moved(stop))) for begin, stop in code if is_kept((begin, stop))
-    ]
+    kept = ((begin, stop) for begin, stop in code if ends[bisect_right(begins, begin) - 1] <= begin)
+    return "".join(pieces), [(moved(begin), max(moved(begin), moved(stop))) for begin, stop in kept]
 
 
 def masked(text: str, code: list[Span]) -> str:

@@ -56,14 +56,11 @@ def read_ignore_files(folder: Path) -> list[IgnoreFile]:
             raise Unreadable(f"its {name} cannot be read: {error.strerror}") from error
         if b"\0" in data or len(data) > MAX_IGNORE_FILE:
             raise Unreadable(f"its {name} is not a list of patterns")
-        found.append(_parse(folder, name, data.decode(errors="replace").removeprefix("\ufeff").splitlines()))
+        lines = data.decode(errors="replace").removeprefix("\ufeff").splitlines()
+        is_valid = [is_valid_pattern(line) for line in lines]
+        invalid = [number for number, valid in enumerate(is_valid, start=1) if not valid]
+        found.append(IgnoreFile(folder, name, GitIgnoreSpec.from_lines(compress(lines, is_valid)), invalid))
     return found
-
-
-def _parse(folder: Path, name: str, lines: list[str]) -> IgnoreFile:
-    is_valid = [is_valid_pattern(line) for line in lines]
-    invalid = [number for number, valid in enumerate(is_valid, start=1) if not valid]
-    return IgnoreFile(folder, name, GitIgnoreSpec.from_lines(compress(lines, is_valid)), invalid)
 
 
 def ignored_by(path: Path, files: list[IgnoreFile], *, is_folder: bool) -> str | None:
@@ -214,15 +211,19 @@ _CODE = {".git", "pyproject.toml", "setup.py", "package.json", "cargo.toml", "go
 
 
 def reason_against_notes(folder: Path) -> str | None:
-    """Returns what a folder is if it holds no notes, as after "This is"; None if it may, or is a file."""
-    folder = Path(os.path.realpath(folder))
+    """Returns a sentence, without its full stop, why a folder holds no notes; None if it may, or is a file."""
+    given, folder = folder, Path(os.path.realpath(folder))
     if not folder.is_dir() or vault_around(folder):
         return None
+
+    def is_(what: str) -> str:
+        return f"{printable(str(given))!r} is {what}, not of notes"
+
     home = Path.home()
     if home.is_relative_to(folder):
-        return "your home folder" if folder == home else "the folder around your home folder"
+        return is_("your home folder" if folder == home else "the folder around your home folder")
     if folder == Path(os.path.realpath(downloads_folder())):
-        return "the folder of your downloads"
+        return is_("the folder of your downloads")
     found = list(islice(_endings(folder), MAX_FILES))
     texts = sum(ending in _TEXTS for ending in found)
     others = sum(ending not in _TEXTS | _RECORDS for ending in found)
@@ -231,9 +232,9 @@ def reason_against_notes(folder: Path) -> str | None:
     except OSError:
         return None  # its own reader reports that it cannot be opened
     if others > texts and is_code:
-        return "a folder of code"
+        return is_("a folder of code")
     if others > MAX_OTHERS_PER_TEXT * texts > 0:
-        return f"a folder with {plural(texts, 'text')} among {len(found):,} files"
+        return is_(f"a folder with {plural(texts, 'text')} among {len(found):,} files")
     return None
 
 

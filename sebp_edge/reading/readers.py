@@ -262,18 +262,14 @@ def _refuse_too_large(size: int, memory: int | None) -> None:
 
 def _counted(contents: Iterable[Part]) -> int:
     """Returns the bytes of texts that count towards the memory."""
-    texts = (content for content in contents if not isinstance(content, Unreadable | NotRead))
-    return sum(max(MIN_SIZE, _least_size(content), _size(content)) for content in texts)
-
-
-def _least_size(content: Content | Chat | Names) -> int:
-    return MIN_SIZE_OF_MESSAGE * len(content.messages) if isinstance(content, Conversation | Chat) else 0
-
-
-def _size(content: Content | Chat | Names) -> int:
-    if isinstance(content, Chat):
-        return content.num_bytes
-    return 0 if isinstance(content, Names) else num_bytes(content)
+    total = 0
+    for content in contents:
+        if not isinstance(content, Unreadable | NotRead):
+            num_messages = len(content.messages) if isinstance(content, Conversation | Chat) else 0
+            size = content.num_bytes if isinstance(content, Chat) else 0
+            size = size if isinstance(content, Chat | Names) else num_bytes(content)
+            total += max(MIN_SIZE, MIN_SIZE_OF_MESSAGE * num_messages, size)
+    return total
 
 
 def _digest(content: Content) -> tuple[type, bytes]:

@@ -6,7 +6,6 @@ table.
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from sebp_edge.reading.foreign import foreign_export
 from sebp_edge.values.documents import Content, Conversation, Message, PromptCompletion, Unreadable, texts_of
@@ -49,19 +48,10 @@ _QUOTABLE = {
 _MIN_WORDS = 4
 
 
-class Record(NamedTuple):
-    """What was read of a record.
+def read_record(record) -> tuple[Content, set[str]]:
+    """Returns the content of a record, and the names of the fields with words in them that were not read.
 
-    Attributes:
-        unread: the names of the fields with words in them that were not read; "" for a name that may not be quoted.
-    """
-
-    content: Content
-    unread: frozenset[str]
-
-
-def read_record(record) -> Record:
-    """Reads a record.
+    A name that may not be quoted is "".
 
     Raises:
         Unreadable: it has none of the known keys, or it cannot keep its meaning.
@@ -71,7 +61,7 @@ def read_record(record) -> Record:
     fields = _Fields(record)
     try:
         content = _content(fields)
-        return Record(content, frozenset(fields.unread(texts_of(content))))
+        return content, fields.unread(texts_of(content))
     except Unreadable:
         if export := foreign_export(record):
             raise Unreadable(export) from None
@@ -97,7 +87,7 @@ class _Fields(dict):
             if value is not None and self.setdefault(_lower(key), value) is not value:
                 raise Unreadable("an object that has a key twice")
         self._taken = {"name"}
-        self._unread_in_messages: set[str] = set()
+        self.unread_in_messages: set[str] = set()
 
     def take(self, *names: str):
         """Returns the first of these fields that is there; marks it as read."""
@@ -117,15 +107,11 @@ class _Fields(dict):
         _refuse_long(messages)
         return map(_Fields, messages)
 
-    def pass_on(self, message: "_Fields") -> None:
-        """Adds what was not read of a message."""
-        self._unread_in_messages |= message.unread()
-
     def unread(self, texts: Iterable[str] = ()) -> set[str]:
-        """Returns `Record.unread`, of the messages too; texts are those that were read, which a field may repeat."""
+        """Returns which were not read, also of messages; texts are those that were read, which a field may repeat."""
         left = [name for name in self.keys() - self._taken if _has_words(self[name])]
         left = [name for name in left if not any(self[name] in text for text in texts if isinstance(self[name], str))]
-        return {name if name in _QUOTABLE else "" for name in left} | self._unread_in_messages
+        return {name if name in _QUOTABLE else "" for name in left} | self.unread_in_messages
 
 
 def _lower(name):
@@ -248,7 +234,7 @@ def _read_messages(fields: _Fields, name: str) -> list[Message]:
     found = []
     for given in fields.take_messages(name):
         found.append(_message(given))
-        fields.pass_on(given)
+        fields.unread_in_messages |= given.unread()
     return found
 
 

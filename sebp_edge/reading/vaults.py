@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -110,14 +111,10 @@ def _beginning(file: Path) -> str:
 def _obsidian_templates(settings: Path) -> set[str]:
     """Returns the folders of templates, as set in Obsidian and in its plugin Templater."""
     places = {"templates.json": "folder", "plugins/templater-obsidian/data.json": "templates_folder"}
-    found = {_setting(settings / file, key).strip("/") for file, key in places.items()}
-    return {name for name in found if name}
-
-
-def _setting(file: Path, key: str) -> str:
-    """Returns a setting, or "" if it is not set or cannot be read."""
-    try:
-        value = read_json(file, MAX_SETTINGS).get(key)
-    except (OSError, ValueError):
-        return ""
-    return value if isinstance(value, str) and "\0" not in value else ""
+    found = set()
+    for file, key in places.items():
+        with suppress(OSError, ValueError):
+            name = read_json(settings / file, MAX_SETTINGS).get(key)
+            if isinstance(name, str) and "\0" not in name:
+                found.add(name.strip("/"))
+    return found - {""}

@@ -1,11 +1,10 @@
-"""What the protocol offers, by name. A method returns its result, or None if it is answered later."""
+"""What the protocol offers, by name, with the class of its parameters and where it is answered."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 from sebp_edge.errors import StorageError
 from sebp_edge.serve import messages
@@ -24,20 +23,6 @@ from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 from sebp_edge.store.names import is_plain
 
 
-class Method(NamedTuple):
-    """A method of the protocol.
-
-    Attributes:
-        params: the class of its parameters.
-        where: "here" in the supervisor's loop, about the "store", in a "planner", or in the "worker".
-        call: what it calls here; the others have it under the method's name.
-    """
-
-    params: type
-    where: str
-    call: Callable | None = None
-
-
 def start_job(server, params: StartJobParams) -> dict:
     """Starts a job, or returns the one that was started with this id."""
     if not is_plain(params.id):
@@ -47,11 +32,14 @@ def start_job(server, params: StartJobParams) -> dict:
         raise Refusal("invalid_params", f"There is no kind of job {params.kind[:40]!r}; choose from {', '.join(JOBS)}.")
     inner = parse(JOBS[params.kind], params.params, params.kind)
     check_paths(inner, server.folders)
-    try:
-        return {"job": asdict(server.jobs.start(params, asdict(params), lambda: server.keep(params, inner)))}
-    except StorageError:
-        server.forget_kept(params.id)
-        raise
+    as_sent = asdict(params)
+    if (job := server.jobs.started(params.id, as_sent)) is None:
+        try:
+            job = server.jobs.start(params, as_sent, *server.keep(params, inner))
+        except StorageError:
+            server.jobs.forget_kept(params.id)
+            raise
+    return {"job": asdict(job)}
 
 
 def get_job(server, params: JobParams) -> dict:
@@ -139,34 +127,37 @@ def refuse_outside(paths: Iterable[str], folders: Sequence[Path]) -> None:
             )
 
 
-METHODS = {
-    "ping": Method(messages.NoParams, "here", lambda server, params: {}),
-    "status": Method(messages.NoParams, "here", lambda server, params: server.status()),
-    "initialize": Method(messages.InitializeParams, "here", lambda server, params: server.initialize(params)),
-    "shutdown": Method(messages.NoParams, "here", lambda server, params: server.end()),
-    "unload": Method(messages.NoParams, "here", lambda server, params: server.unload()),
-    "cancel": Method(CancelParams, "here", lambda server, params: server.cancel_request(params.request)),
-    "jobs.start": Method(StartJobParams, "here", start_job),
-    "jobs.get": Method(JobParams, "here", get_job),
-    "jobs.list": Method(messages.NoParams, "here", lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),
-    "jobs.pause": Method(RunningJobParams, "here", pause_job),
-    "jobs.resume": Method(ResumeJobParams, "here", resume_job),
-    "jobs.cancel": Method(RunningJobParams, "here", cancel_job),
-    "jobs.subscribe": Method(SubscribeParams, "here", subscribe),
-    "adapters.list": Method(messages.NoParams, "store"),
-    "adapters.history": Method(messages.AdapterParams, "store"),
-    "adapters.activate": Method(messages.VersionParams, "store"),
-    "adapters.rollback": Method(messages.AdapterParams, "store"),
-    "adapters.rename": Method(messages.RenameParams, "store"),
-    "adapters.remove": Method(messages.AdapterParams, "store"),
-    "adapters.documents": Method(messages.AdapterParams, "store"),
-    "report": Method(messages.AdapterParams, "store"),
-    "models": Method(messages.FoldersParams, "store"),
-    "inspect": Method(messages.TextsParams, "planner"),
-    "plan": Method(messages.PlanParams, "planner"),
-    "ask": Method(messages.AskParams, "worker"),
-    "generate": Method(messages.GenerateParams, "worker"),
-    "complete": Method(messages.CompleteParams, "worker"),
+# What is answered at once, in the supervisor's loop, and what it calls.
+HERE = {
+    "ping": (messages.NoParams, lambda server, params: {}),
+    "status": (messages.NoParams, lambda server, params: server.status()),
+    "initialize": (messages.InitializeParams, lambda server, params: server.initialize(params)),
+    "shutdown": (messages.NoParams, lambda server, params: server.end()),
+    "unload": (messages.NoParams, lambda server, params: server.unload()),
+    "cancel": (CancelParams, lambda server, params: server.cancel_request(params.request)),
+    "jobs.start": (StartJobParams, start_job),
+    "jobs.get": (JobParams, get_job),
+    "jobs.list": (messages.NoParams, lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),
+    "jobs.pause": (RunningJobParams, pause_job),
+    "jobs.resume": (ResumeJobParams, resume_job),
+    "jobs.cancel": (RunningJobParams, cancel_job),
+    "jobs.subscribe": (SubscribeParams, subscribe),
 }
+# What is answered later: from the store, by a planner, or by the worker.
+STORE = {
+    "adapters.list": messages.NoParams,
+    "adapters.history": messages.AdapterParams,
+    "adapters.activate": messages.VersionParams,
+    "adapters.rollback": messages.AdapterParams,
+    "adapters.rename": messages.RenameParams,
+    "adapters.remove": messages.AdapterParams,
+    "adapters.documents": messages.AdapterParams,
+    "report": messages.AdapterParams,
+    "models": messages.FoldersParams,
+}
+PLANNER = {"inspect": messages.TextsParams, "plan": messages.PlanParams}
+WORKER = {"ask": messages.AskParams, "generate": messages.GenerateParams, "complete": messages.CompleteParams}
+# The class of the parameters of each method.
+METHODS = {name: params for name, (params, _) in HERE.items()} | STORE | PLANNER | WORKER
 # What may be asked before `initialize`.
 FIRST = frozenset({"ping", "status", "initialize", "shutdown"})

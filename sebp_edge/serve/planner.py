@@ -35,7 +35,7 @@ def main() -> None:
 
 def _answer(request: dict) -> dict:
     try:
-        params = parse(METHODS[request["method"]].params, request["params"], request["method"])
+        params = parse(METHODS[request["method"]], request["params"], request["method"])
         check_paths(params, [*map(Path, request["folders"])])
         return {"result": finite(_ask(params, request))}
     except NotKnown:

@@ -6,60 +6,60 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from sebp_edge.basics.children import Children
+from sebp_edge.basics.children import PIPES, Children
 from sebp_edge.serve.messages import Refusal, cancelled, cannot_start
 from sebp_edge.serve.parent_process import command_of
-from sebp_edge.serve.streams import PIPES, Lines, Outbox
+from sebp_edge.serve.streams import Lines, Outbox
 
 
 class Planning:
     """Plans and inspects, each in a short process, one after the other.
 
-    A thread starts them, which lives as long as the supervisor: see `parents.end_with_parent`.
+    Whoever takes the answers starts them, in a thread that lives as long as the supervisor: see
+    `parents.end_with_parent`.
 
-    Args:
-        answered: called in that thread with the `id` of a request and its answer.
+    Attributes:
+        requests: those whose answer nobody has taken from here, by their `id`; None for one that is stopped.
     """
 
-    def __init__(self, children: Children, answered: Callable[[str | int, dict], None]):
-        self._children, self._answered = children, answered
-        self._waiting: queue.SimpleQueue[tuple[str | int, dict]] = queue.SimpleQueue()
+    def __init__(self, children: Children):
+        self._children = children
+        self._waiting: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_stopped: dict[str | int, bool] = {}  # of each that is not answered
+        self.requests: dict[str | int, dict | None] = {}
         self._current: tuple[str | int, subprocess.Popen] | None = None
-        threading.Thread(target=self._run, daemon=True).start()
 
     def ask(self, id: str | int, request: dict) -> None:
         """Puts a request behind those that wait."""
-        with self._lock:
-            self._is_stopped[id] = False
-        self._waiting.put((id, request))
+        self.requests[id] = request
+        self._waiting.put(id)
 
     def stop(self, id: str | int) -> None:
-        """Stops a request that is not answered yet: then its answer says so."""
+        """Stops a request: then its answer says so, if it has none yet."""
         with self._lock:
-            if id in self._is_stopped:
-                self._is_stopped[id] = True
+            self.requests[id] = None
             if self._current is not None and self._current[0] == id:
                 self._children.kill(self._current[1])
 
-    def _run(self) -> None:
+    def answers(self) -> Iterator[tuple[str | int, dict]]:
+        """Yields the `id` of each request and its answer, without an end."""
         while True:
-            id, request = self._waiting.get()
+            id = self._waiting.get()
+            request = self.requests[id]
             try:
                 process = self._start(id)
                 answer = _read(process.communicate(json.dumps(request).encode())[0]) if process else {}
             except OSError as error:  # no memory for a process, or too many of them
                 answer = {"error": cannot_start("planner", error).to_dict()}
             with self._lock:
-                is_stopped, self._current = self._is_stopped.pop(id), None
-            self._answered(id, {"error": cancelled().to_dict()} if is_stopped else answer)
+                is_stopped, self._current = self.requests[id] is None, None
+            yield id, {"error": cancelled().to_dict()} if is_stopped else answer
 
     def _start(self, id: str | int) -> subprocess.Popen | None:
         with self._lock:
-            if self._is_stopped[id]:
+            if self.requests[id] is None:
                 return None
             process = self._children.start([*command_of("plans", "planner"), str(os.getpid())], **PIPES)
             self._current = id, process
@@ -78,20 +78,17 @@ class WorkerProcess:
 
     Must be made in a thread that lives as long as the supervisor: see `parents.end_with_parent`.
 
-    Args:
-        receive: called in another thread with this object and each line, then with None once it has ended.
-
     Attributes:
+        lines: what it tells, up to its end.
         requests: the `id`s of requests that it has not answered.
         used: when it was last given work or answered, as `time.monotonic` has it.
     """
 
-    def __init__(self, children: Children, environment: dict[str, str], receive: Callable):
+    def __init__(self, children: Children, environment: dict[str, str]):
         self._children = children
         self._process = children.start([*command_of("works", "worker"), str(os.getpid())], env=environment, **PIPES)
         self.pid = self._process.pid
-        self._lines = Lines(os.dup(self._process.stdout.fileno()), lambda line: receive(self, line))
-        self._lines.start()
+        self.lines = Lines(os.dup(self._process.stdout.fileno()))
         self._outbox = Outbox(os.dup(self._process.stdin.fileno()), lambda: None)
         self._process.stdin.close()
         self._process.stdout.close()
@@ -105,7 +102,7 @@ class WorkerProcess:
 
     def handled(self) -> None:
         """Says that one of its lines was dealt with."""
-        self._lines.handled()
+        self.lines.handled()
         self.used = time.monotonic()
 
     def kill(self) -> int:

@@ -9,17 +9,21 @@ cancelled, or its process was killed; `resumable` says whether jobs.resume goes 
 """
 
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sebp_edge.basics.files import parse_dataclass
+from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
 from sebp_edge.store.lock import locked
+
+if TYPE_CHECKING:
+    from sebp_edge.store.stored_jobs import Job
 
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})
@@ -68,8 +72,7 @@ class ServedJobs:
 
     Attributes:
         journal: where they are kept.
-        queue: ids of those that wait, in order.
-        params: what the worker needs for each that waits; never written.
+        waiting: what the worker needs for each that waits, in order; never written.
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
         last_events: of forgotten jobs, the last event, if the app still waits for that.
         damage: the problem with an earlier journal, which was set aside; None if there was none.
@@ -93,9 +96,8 @@ class ServedJobs:
         return jobs
 
     def __init__(self, journal: Journal, stored):
-        self.journal, self.damage = journal, None
-        self.queue: deque[str] = deque()
-        self.params: dict[str, dict] = {}
+        self.journal, self.damage, self._stored = journal, None, stored
+        self.waiting: dict[str, dict] = {}
         self.subscriptions: dict[str, int] = {}
         self.last_events: list[dict] = []
         self._jobs: dict[str, ServedJob] = {}
@@ -115,7 +117,7 @@ class ServedJobs:
         for job in [job for job in self._jobs.values() if job.state not in ENDED | {"paused"}]:
             when = "before this job began" if job.state == "queued" else "during this job"
             why = {"code": "killed", "message": f"The server ended {when}.", "hint": "", "retry": True}
-            self.change(job.id, "interrupted", error=why, resumable=any(one.id == job.stored for one in stored.list()))
+            self.change(job.id, "interrupted", error=why, resumable=self.stored(job) is not None)
         for job in list(self._jobs.values())[: max(0, len(self._jobs) - MAX_JOBS)]:
             if job.state in ENDED and not job.resumable:
                 self.forget(job.id)
@@ -128,33 +130,38 @@ class ServedJobs:
         self._changed.clear()
         self.journal.commit()
 
-    def start(self, request: StartJobParams, as_sent: dict, keep: Callable[[], tuple[str | None, dict]]) -> ServedJob:
-        """Puts a job into the queue; returns the one that there is if it was started before.
-
-        Args:
-            keep: keeps the job for the next server; returns the adapter's name, and what the worker needs.
+    def started(self, id: str, as_sent: dict) -> ServedJob | None:
+        """Returns the job that this request has started before; None if it can start one.
 
         Raises:
             Refusal: another job has the id, or too many wait.
+        """
+        if id in self._jobs:
+            if self._digests[id] != self.journal.digest(as_sent):
+                raise Refusal("id_taken", "Another job has this id.", "Choose a new id for each job.")
+            return self._jobs[id]
+        if len(self.waiting) >= MAX_QUEUED:
+            raise Refusal("busy", f"{MAX_QUEUED} jobs are waiting already.", "Wait for one to end.", retry=True)
+        return None
+
+    def start(self, request: StartJobParams, as_sent: dict, name: str | None, params: dict) -> ServedJob:
+        """Puts a job into the queue.
+
+        Args:
+            name: the adapter's.
+            params: what the worker needs.
+
+        Raises:
             StorageError: the journal cannot be written.
         """
-        digest = self.journal.digest(as_sent)
-        if request.id in self._jobs:
-            if self._digests[request.id] != digest:
-                raise Refusal("id_taken", "Another job has this id.", "Choose a new id for each job.")
-            return self._jobs[request.id]
-        if len(self.queue) >= MAX_QUEUED:
-            raise Refusal("busy", f"{MAX_QUEUED} jobs are waiting already.", "Wait for one to end.", retry=True)
-        name, params = keep()
         stored = None if request.kind == "export" else request.id
         self._jobs[request.id] = ServedJob(request.id, request.kind, name, stored=stored)
-        self._digests[request.id] = digest
+        self._digests[request.id] = self.journal.digest(as_sent)
         self.change(request.id, "queued")
         if (problem := self.journal.problem) is not None:
             self.forget(request.id)
             raise problem
-        self.params[request.id] = params
-        self.queue.append(request.id)
+        self.waiting[request.id] = params
         return self._jobs[request.id]
 
     def get(self, id: str) -> ServedJob:
@@ -208,22 +215,31 @@ class ServedJobs:
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
 
+    def forget_kept(self, id: str) -> None:
+        """Deletes what was kept of a job that could not be started."""
+        with suppress(JobError, StorageError):
+            self._stored.remove(id)
+
+    def stored(self, job: ServedJob) -> "Job | None":
+        """Returns what the store has saved of a job; None if it has nothing."""
+        return next((one for one in self._stored.list() if one.id == job.stored), None)
+
+    def remove_stored(self, job: ServedJob, *, only_queued: bool = False) -> None:
+        """Deletes what the store has of a job; `only_queued` if it was never begun."""
+        stored = self.stored(job)
+        if stored is not None and (not only_queued or stored.state == "queued"):
+            with suppress(StorageError):  # a list of jobs shows what is left
+                stored.remove()
+
     def resume(self, request: ResumeJobParams) -> ServedJob:
         """Queues a job again."""
-        self.params[request.id] = asdict(request)
-        self.queue.append(request.id)
+        self.waiting[request.id] = asdict(request)
         return self.change(request.id, "queued", error=None)
 
-    def drop(self, id: str) -> None:
-        """Takes a job out of the queue, if it waits there."""
-        if id in self.queue:
-            self.queue.remove(id)
-            del self.params[id]
-
-    def task(self, id: str) -> dict:
-        """Returns what the worker needs for a job that waits."""
-        job = self._jobs[id]
-        return {"id": id, "kind": job.kind, "stored": job.stored, "params": self.params.pop(id)}
+    def next_task(self) -> dict:
+        """Takes the first job out of the queue; returns what the worker needs for it."""
+        job = self.change(next(iter(self.waiting)), "starting")
+        return {"id": job.id, "kind": job.kind, "stored": job.stored, "params": self.waiting.pop(job.id)}
 
     def events(self, id: str, since: int, limit: int) -> list[dict]:
         """Returns the next events after a number; those of before the last start without names of files."""

@@ -6,10 +6,9 @@ standard error, and a child process that reads its standard input reads nothing.
 
 import json
 import os
-import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 # A line of a client may have so many bytes: texts can be given in it.
@@ -18,8 +17,6 @@ MAX_LINE = 2**23
 MAX_WAITING = 2**20
 # A thread that reads is ahead of its receiver by so many lines.
 _LINES_AHEAD = 64
-# The streams of a child that speaks the protocol.
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "bufsize": 0}
 _CHUNK = 2**16
 
 
@@ -46,32 +43,21 @@ class LongLine:
 
 
 class Lines:
-    """Reads lines in a thread, and hands each to `receive`; at the end, None.
+    """The lines of a stream, for a thread that may wait for each; `handled` must be called for each, by any thread.
 
     Args:
         replies: whose reader must keep up before the next line is read.
-
-    `receive` is called in that thread. It must lead to a call of `handled` for each line.
     """
 
-    def __init__(
-        self,
-        descriptor: int,
-        receive: Callable[[bytes | type[LongLine] | None], None],
-        replies: "Outbox | None" = None,
-    ):
-        self._descriptor, self._receive, self._replies = descriptor, receive, replies
+    def __init__(self, descriptor: int, replies: "Outbox | None" = None):
+        self._descriptor, self._replies = descriptor, replies
         self._ahead = threading.Semaphore(_LINES_AHEAD)
-
-    def start(self) -> None:
-        """Begins to read; the receiver must be able to call `handled` by then."""
-        threading.Thread(target=self._run, daemon=True).start()
 
     def handled(self) -> None:
         """Says that the receiver is done with a line."""
         self._ahead.release()
 
-    def _run(self) -> None:
+    def __iter__(self) -> Iterator[bytes | type[LongLine]]:
         pending, is_too_long = bytearray(), False
         while True:
             if self._replies is not None:
@@ -83,7 +69,6 @@ class Lines:
             if not chunk:
                 with suppress(OSError):
                     os.close(self._descriptor)
-                self._receive(None)
                 return
             *ended, rest = chunk.split(b"\n")
             for part in ended:
@@ -91,7 +76,7 @@ class Lines:
                     pending += part
                     is_too_long = len(pending) > MAX_LINE
                 self._ahead.acquire()
-                self._receive(LongLine if is_too_long else bytes(pending))
+                yield LongLine if is_too_long else bytes(pending)
                 pending, is_too_long = bytearray(), False
             pending += rest
             if len(pending) > MAX_LINE:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from sebp_edge.basics.children import children
 from sebp_edge.basics.parents import wake_when_parent_ends
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
-from sebp_edge.errors import JobError, StorageError
+from sebp_edge.errors import StorageError
 from sebp_edge.events import finite
 from sebp_edge.serve.messages import (
     PROTOCOL,
@@ -38,7 +39,7 @@ from sebp_edge.serve.messages import (
     read,
     shown,
 )
-from sebp_edge.serve.methods import FIRST, METHODS, check_paths, real_path
+from sebp_edge.serve.methods import FIRST, HERE, METHODS, PLANNER, WORKER, check_paths, real_path
 from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.processes import Planning, WorkerProcess
 from sebp_edge.serve.served_jobs import ACTIVE, ServedJob, ServedJobs
@@ -68,15 +69,13 @@ class Supervisor:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parent = Parent(starter)
         self._outbox = Outbox(descriptors[1], lambda: self._inbox.put(self.end))
-        self._lines = Lines(descriptors[0], self._receive, self._outbox)
-        self._lines.start()
+        self._lines = Lines(descriptors[0], self._outbox)
         self._children = children()
-        self._planning = Planning(self._children, lambda id, got: self._inbox.put(partial(self._answer_plan, id, got)))
-        self._planned: dict[str | int, tuple[str, dict] | None] = {}  # method and params, None if it is cancelled
+        self._planning = Planning(self._children)
         self._store_calls: queue.SimpleQueue[tuple] = queue.SimpleQueue()
         self._settings: InitializeParams | None = None
         self._store = None
-        self._keep: Callable | None = None  # see `store_methods.keep_job`
+        self._store_methods = None  # the module, which is imported late
         self.folders: list[Path] = []
         self.jobs: ServedJobs | None = None
         self._worker: WorkerProcess | None = None
@@ -84,6 +83,12 @@ class Supervisor:
         self._kill_at: float | None = None  # if it has not ended the job by then
         self._unanswered: set[str | int] = set()
         self._end_at: float | None = None
+        self._wait_in_thread(self._read_app)
+        self._wait_in_thread(self._read_plans)
+
+    @staticmethod
+    def _wait_in_thread(method, *args) -> None:
+        threading.Thread(target=method, args=args, daemon=True).start()
 
     def run(self) -> None:
         """Serves until the app ends it, or is gone."""
@@ -123,13 +128,12 @@ class Supervisor:
             real_path(str(Path(params.store).absolute()))
         from sebp_edge.serve import store_methods  # after "ready", since it takes as long as all else
 
-        store = self._store = store_methods.open_store(params)
+        store, self._store_methods = store_methods.open_store(params), store_methods
         jobs = ServedJobs.open(store.folder, store.jobs)
         # Names are not taken for paths beside the app then.
         os.chdir(store.folder)
-        self._parent, self._settings, self.jobs, self.folders = parent, params, jobs, folders
-        self._keep = partial(store_methods.keep_job, store, params.memory_budget)
-        threading.Thread(target=self._serve_store_methods, args=(store_methods.CALLS,), daemon=True).start()
+        self._parent, self._settings, self._store, self.jobs, self.folders = parent, params, store, jobs, folders
+        self._wait_in_thread(self._serve_store_methods)
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
@@ -145,19 +149,15 @@ class Supervisor:
             "memory": own,
             "worker": worker,
             "job": self._running,
-            "queued": len(self.jobs.queue) if self.jobs else 0,
+            "queued": len(self.jobs.waiting) if self.jobs else 0,
             "problem": error_of(problem)["data"] if problem else None,
         }
 
     def keep(self, request: StartJobParams, params: TextsParams) -> tuple[str | None, dict]:
         """Keeps a job for the next server; returns the adapter's name, and what the worker needs."""
-        name, needed = self._keep(request.id, params)
+        budget = self._settings.memory_budget
+        name, needed = self._store_methods.keep_job(self._store, budget, request.id, params)
         return name, asdict(needed)
-
-    def forget_kept(self, id: str) -> None:
-        """Undoes `keep` for a job that could not be started."""
-        with suppress(JobError, StorageError):
-            self._store.jobs.remove(id)
 
     def unload(self) -> dict:
         """Ends the worker, unless it runs a job."""
@@ -180,14 +180,13 @@ class Supervisor:
                 self._worker.send({"do": "stop job"})
                 self._kill_at = time.monotonic() + CANCEL_SECONDS
             return
-        self._remove_stored(job)
-        self.jobs.drop(job.id)
+        self.jobs.remove_stored(job)
+        self.jobs.waiting.pop(job.id, None)
         self.jobs.change(job.id, "interrupted", error=CANCELLED, resumable=False)
 
     def cancel_request(self, id: str | int) -> dict:
         """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
-        if id in self._planned:
-            self._planned[id] = None
+        if id in self._planning.requests:
             self._planning.stop(id)
         elif self._worker is not None and id in self._worker.requests:
             self._worker.send({"do": "stop", "id": id})
@@ -204,13 +203,12 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- the app
 
-    def _receive(self, line: bytes | type[LongLine] | None) -> None:
-        self._inbox.put(lambda: self._handle(line))
+    def _read_app(self) -> None:
+        for line in self._lines:
+            self._inbox.put(partial(self._handle, line))
+        self._inbox.put(self.end)
 
-    def _handle(self, line: bytes | type[LongLine] | None) -> None:
-        if line is None:
-            self.end()
-            return
+    def _handle(self, line: bytes | type[LongLine]) -> None:
         id = None
         try:
             if line is LongLine:
@@ -229,20 +227,19 @@ class Supervisor:
             self._lines.handled()
 
     def _call(self, id: str | int, name: str, params: object) -> dict | None:
-        method = METHODS.get(name)
-        if method is None:
+        if name not in METHODS:
             raise Refusal("unknown_method", f"There is no method {name[:40]!r}.", "initialize lists all methods.")
         if self._settings is None and name not in FIRST:
             raise Refusal("not_initialized", "The first request is initialize.")
-        values = parse(method.params, params, name)
-        if method.where == "here":
-            return method.call(self, values)
+        values = parse(METHODS[name], params, name)
+        if name in HERE:
+            return HERE[name][1](self, values)
         if self._end_at is not None:
             raise Refusal("ending", "The server is ending.", retry=True)
         check_paths(values, self.folders)
-        if method.where == "worker":
+        if name in WORKER:
             self._ask_worker(id, name, params)
-        elif method.where == "planner":
+        elif name in PLANNER:
             self._ask_planner(id, name, params)
         else:
             self._store_calls.put((id, name, values))
@@ -272,12 +269,12 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------------------- the store
 
-    def _serve_store_methods(self, calls: dict[str, Callable]) -> None:
-        """Calls the methods about the store, in a thread of its own."""
+    def _serve_store_methods(self) -> None:
+        """Calls the methods about the store."""
         while True:
             id, name, params = self._store_calls.get()
             try:
-                answer = {"result": finite(calls[name](self._store, params))}
+                answer = {"result": finite(self._store_methods.CALLS[name](self._store, params))}
             except Exception as error:
                 answer = {"error": error_of(error)}
             self._inbox.put(partial(self._answer_from_store, id, answer, name, params))
@@ -293,23 +290,25 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------- the planner
 
     def _ask_planner(self, id: str | int, method: str, params: dict) -> None:
-        self._refuse_too_many(len(self._planned))
-        self._planned[id] = method, params
+        self._refuse_too_many(len(self._planning.requests))
         asked = {"method": method, "params": params, "used": self._worker_memory() or 0}
         self._planning.ask(id, asked | self._worker_settings())
 
+    def _read_plans(self) -> None:
+        for id, answer in self._planning.answers():
+            self._inbox.put(partial(self._answer_plan, id, answer))
+
     def _answer_plan(self, id: str | int, answer: dict) -> None:
         """Passes an answer on; what is not known without torch is asked of the worker, which no plan wakes."""
-        asked = self._planned.pop(id)
+        request = self._planning.requests.pop(id)
         if answer == {"asks": "worker"}:
             try:
-                if asked is None:
+                if request is None:
                     raise cancelled()
-                method, params = asked
-                if method == "plan" and self._worker is None:
+                if request["method"] == "plan" and self._worker is None:
                     message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
                     raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
-                self._ask_worker(id, method, params)
+                self._ask_worker(id, request["method"], request["params"])
                 return
             except Exception as error:
                 answer = {"error": error_of(error)}
@@ -323,14 +322,17 @@ class Supervisor:
             if self._settings.offline:
                 environment["HF_HUB_OFFLINE"] = "1"
             try:
-                self._worker = WorkerProcess(
-                    self._children, environment, lambda worker, line: self._inbox.put(lambda: self._hear(worker, line))
-                )
+                self._worker = WorkerProcess(self._children, environment)
             except OSError as error:
                 raise cannot_start("worker", error) from error
+            self._wait_in_thread(self._read_worker, self._worker)
             settings = self._worker_settings() | {"low_priority": self._settings.low_priority}
             self._worker.send({"do": "settings"} | settings)
         return self._worker
+
+    def _read_worker(self, worker: WorkerProcess) -> None:
+        for line in chain(worker.lines, [None]):
+            self._inbox.put(partial(self._hear, worker, line))
 
     def _worker_settings(self) -> dict:
         about = {"store": str(self._store.folder.parent), "memory_budget": self._settings.memory_budget}
@@ -353,11 +355,10 @@ class Supervisor:
             raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
 
     def _start_next_job(self) -> None:
-        if self.jobs is None or self._running is not None or not self.jobs.queue or self._end_at is not None:
+        if self.jobs is None or self._running is not None or not self.jobs.waiting or self._end_at is not None:
             return
-        self._running = self.jobs.queue.popleft()
-        self.jobs.change(self._running, "starting")
-        task = self.jobs.task(self._running)
+        task = self.jobs.next_task()
+        self._running = task["id"]
         try:
             self._need_worker().send({"do": "job", **task})
         except Refusal as why:
@@ -398,8 +399,8 @@ class Supervisor:
         id, self._running, self._kill_at = self._running, None, None
         was = self.jobs.get(id)
         if state in ("refused", "failed") or was.state == "cancelling":
-            self._remove_stored(was, only_queued=True)
-        facts["resumable"] = state != "done" and self._stored(was) is not None
+            self.jobs.remove_stored(was, only_queued=True)
+        facts["resumable"] = state != "done" and self.jobs.stored(was) is not None
         if state == "paused":
             self._drop_worker("worker_ended", "The worker was ended to pause a job.")
             if was.state == "cancelling":
@@ -423,17 +424,6 @@ class Supervisor:
     def _interrupt_job(self, why: Refusal) -> None:
         is_cancelled = self.jobs.get(self._running).state == "cancelling"
         self._job_ended("interrupted", {"error": CANCELLED if is_cancelled else shown(why)})
-
-    def _stored(self, job: ServedJob):
-        """Returns what the store has saved of a job; None if it has nothing."""
-        return next((one for one in self._store.jobs.list() if one.id == job.stored), None)
-
-    def _remove_stored(self, job: ServedJob, *, only_queued: bool = False) -> None:
-        """Deletes what the store has of a job; `only_queued` if it was never begun."""
-        stored = self._stored(job)
-        if stored is not None and (not only_queued or stored.state == "queued"):
-            with suppress(StorageError):  # a list of jobs shows what is left
-                stored.remove()
 
     # -------------------------------------------------------------------------------------------------- the clock
 

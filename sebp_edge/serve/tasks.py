@@ -27,8 +27,8 @@ class Tasks:
         self.stops: dict[str | int, threading.Event] = {}
         self.job_stop, self.job_pause = threading.Event(), threading.Event()
         self.answering: str | int | None = None
-        self._lines = Lines(descriptor, self._receive)
-        self._lines.start()
+        self._lines = Lines(descriptor)
+        threading.Thread(target=self._receive, daemon=True).start()
 
     def next(self) -> dict:
         """Waits for a task."""
@@ -50,29 +50,29 @@ class Tasks:
         """Whether the job is to end or to be paused."""
         return self.job_stop.is_set() or self.job_pause.is_set()
 
-    def _receive(self, line: bytes | None) -> None:
-        if line is None:  # the supervisor has gone
-            os._exit(0)
-        message = json.loads(line)
-        with self._changed:
-            match message["do"]:
-                case "stop":
-                    self._stop({"do": "answer", "id": message["id"]}, self.stops.get(message["id"]))
-                case "stop job" | "pause job":
-                    if message["do"] == "stop job":
-                        self._stop({"do": "job"}, self.job_stop)
-                    else:
-                        self.job_pause.set()
-                    if self.answering in self.stops:
-                        self.stops[self.answering].set()
-                case "job":
-                    self.job_stop, self.job_pause = threading.Event(), threading.Event()
-                    self._add(message)
-                case _:
-                    if "id" in message:
-                        self.stops[message["id"]] = threading.Event()
-                    self._add(message)
-        self._lines.handled()
+    def _receive(self) -> None:
+        for line in self._lines:
+            message = json.loads(line)
+            with self._changed:
+                match message["do"]:
+                    case "stop":
+                        self._stop({"do": "answer", "id": message["id"]}, self.stops.get(message["id"]))
+                    case "stop job" | "pause job":
+                        if message["do"] == "stop job":
+                            self._stop({"do": "job"}, self.job_stop)
+                        else:
+                            self.job_pause.set()
+                        if self.answering in self.stops:
+                            self.stops[self.answering].set()
+                    case "job":
+                        self.job_stop, self.job_pause = threading.Event(), threading.Event()
+                        self._add(message)
+                    case _:
+                        if "id" in message:
+                            self.stops[message["id"]] = threading.Event()
+                        self._add(message)
+            self._lines.handled()
+        os._exit(0)  # the supervisor has gone
 
     def _add(self, task: dict) -> None:
         self._waiting.append(task)

@@ -173,9 +173,9 @@ class Worker:
     def _answer(self, task: dict) -> None:
         id, method = task["id"], task["method"]
         try:
-            params = parse(METHODS[method].params, task["params"], method)
+            params = parse(METHODS[method], task["params"], method)
             check_paths(params, self._folders)
-            answer = {"result": finite(getattr(self, f"_{method}")(params, id))}
+            answer = {"result": finite(_ANSWERS[method](self, params, id))}
         except Interrupted as error:
             is_cut = self._tasks.answering == id and self._tasks.ends_job
             why = _busy("The running job ends.") if is_cut else cancelled()
@@ -302,6 +302,15 @@ def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list
         wheres, active = adapter.wheres(), adapter.active()
         paths += [str(path) for one in ([active] if active in wheres else wheres) for path in wheres[one].paths]
     return paths
+
+
+_ANSWERS = {
+    "ask": Worker._ask,
+    "generate": Worker._generate,
+    "complete": Worker._complete,
+    "inspect": Worker._inspect,
+    "plan": Worker._plan,
+}
 
 
 def _busy(message: str) -> Refusal:

@@ -57,11 +57,6 @@ class Chat:
     is_mail: bool = False
 
     @property
-    def own_messages(self) -> list[ChatMessage]:
-        """The messages without the mail that this one answers."""
-        return self.messages[-1:] if self.is_mail else self.messages
-
-    @property
     def num_bytes(self) -> int:
         """The size of its texts in UTF-8."""
         return sum(len(message.text.encode(errors="surrogatepass")) for message in self.messages)
@@ -122,7 +117,7 @@ class Chats:
         """
         counts, words = Counter(), Counter()
         for _, chat in self._found:
-            for message in chat.own_messages:
+            for message in chat.messages[-1:] if chat.is_mail else chat.messages:  # without the mail that one answers
                 counts[chat.service, message.author] += 1
                 words[chat.service, message.author] += len(message.text.split())
         owners = {(chat.service, chat.owner) for _, chat in self._found} | (

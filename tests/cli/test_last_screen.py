@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from terminals import draw_on_terminal
 
-from sebp_edge.cli import last_screen
+from sebp_edge.cli import adapt
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.training.comparison import Comparison
 from sebp_edge.engine.training.evaluation import HeldOutLoss
@@ -91,8 +91,8 @@ def outcome(gate: GateResult, reference=SIZES["model"], concerns=(), **changes) 
 
 
 def shown(result: AdaptResult, monkeypatch, width=80, **options) -> list[str]:
-    drawn = draw_on_terminal(monkeypatch, last_screen, width=width)
-    last_screen.show_result(result, **options)
+    drawn = draw_on_terminal(monkeypatch, adapt, width=width, stream="console")
+    adapt.show_result(result, **options)
     return drawn.getvalue().splitlines()
 
 

@@ -21,6 +21,7 @@ from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.events import TensorWritten
 from sebp_edge.export import exporter as main_path
 from sebp_edge.export import formats, llama_cpp, mlx_lm
+from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.source import Source
 from sebp_edge.store.record import AdapterRecord
 
@@ -204,7 +205,7 @@ def test_a_file_with_which_llama_cpp_computes_something_else_is_not_exported(lla
 def test_a_file_that_llama_cpp_cannot_load_is_not_exported(tmp_path):
     (tmp_path / "damaged.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
     with pytest.raises(ExportError, match=r"llama\.cpp cannot read"):
-        llama_cpp.predict(tmp_path / "damaged.gguf", [[0]], [], lambda: None)
+        llama_cpp.predict(tmp_path / "damaged.gguf", [[0]], [], ExportProgress())
 
 
 def make_full(folder: Path, model: Path, adapter: Path):

@@ -19,7 +19,7 @@ def make_learners_eager(monkeypatch):
 
     def initialize_eager(learner, *args, **options):
         initialize(learner, *args, **options)
-        learner.plain.graphs = None
+        learner.graphs = None
 
     monkeypatch.setattr(Learner, "__init__", initialize_eager)
 

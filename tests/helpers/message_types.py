@@ -82,7 +82,7 @@ def typescript() -> str:
         "WithoutHead<Message>": 'Message extends unknown ? Omit<Message, "v" | "time" | "job"> : never',
         "JobResult": f"WithoutHead<{' | '.join(map(name_of, RESULTS))}>",
         "JobParamsOf": _fields({kind: name_of(params.__name__) for kind, params in JOBS.items()}),
-        "Methods": _fields({f'"{name}"': name_of(method.params.__name__) for name, method in METHODS.items()}),
+        "Methods": _fields({f'"{name}"': name_of(params.__name__) for name, params in METHODS.items()}),
     }
     for name in ("Job", "JobEvent"):
         name_of(name)

@@ -11,7 +11,6 @@ from fake_gpu import GB, Driver, Gpu
 
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import devices, host, process
-from sebp_edge.machine.host import Limit
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -39,7 +38,7 @@ def test_in_version_2_the_limits_of_all_parent_groups_apply(tmp_path):
         },
     )
     # The kernel reclaims cached files before it refuses an allocation.
-    assert list(host.limits(tmp_path)) == [Limit(8000, 4500)]
+    assert list(host.limits(tmp_path)) == [(8000, 4500)]
 
 
 def test_in_version_1_limits_are_found_inside_a_container(tmp_path):
@@ -53,7 +52,7 @@ def test_in_version_1_limits_are_found_inside_a_container(tmp_path):
             top + "memory.stat": "total_inactive_file 50\n",
         },
     )
-    assert list(host.limits(tmp_path)) == [Limit(700, 0)]
+    assert list(host.limits(tmp_path)) == [(700, 0)]
 
 
 def test_without_control_groups_there_are_no_limits(tmp_path):
@@ -64,7 +63,7 @@ def test_without_control_groups_there_are_no_limits(tmp_path):
 
 def test_memory_is_that_within_the_containers_limits(monkeypatch):
     assert devices.free_memory(CPU) <= psutil.virtual_memory().available * 1.1
-    monkeypatch.setattr(host, "limits", lambda: iter([Limit(3 * GB, GB // 10), Limit(2 * GB, GB)]))
+    monkeypatch.setattr(host, "limits", lambda: iter([(3 * GB, GB // 10), (2 * GB, GB)]))
     assert devices.total_memory(CPU) == 2 * GB
     assert devices.free_memory(CPU) == GB // 10
 

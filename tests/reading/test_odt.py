@@ -135,6 +135,15 @@ def test_signs_in_place_of_letters_are_read(tmp_path):
     assert left_out(path) == {"a.odt": "signs without an equivalent in Unicode: 1"}
 
 
+def test_the_font_of_a_lists_signs_is_not_that_of_the_style_before(tmp_path):
+    style = (
+        '<style:style style:name="P1" style:family="paragraph"><style:text-properties fo:color="#000"/></style:style>'
+    )
+    signs = '<text:list-level-style-bullet text:level="1"><style:text-properties style:font-name="Wingdings"/>'
+    styles = f'{style}<text:list-style style:name="L1">{signs}</text:list-level-style-bullet></text:list-style>'
+    assert read(odt(tmp_path / "a.odt", '<text:p text:style-name="P1">Hello Ada</text:p>', styles)) == "Hello Ada"
+
+
 def test_text_with_metadata_is_read_and_metadata_are_not(tmp_path):
     body = '<text:p>The <text:meta xml:id="a">map is at ho</text:meta>me<text:meta-field>.</text:meta-field></text:p>'
     path = odt(tmp_path / "a.odt", body)

@@ -182,13 +182,13 @@ def test_a_heat_map_paints_each_bin_once_and_no_zero():
     heat_map = HeatMap("down_proj", (0, 1), 8, norms)
     drawn = chart.map_figure(heat_map, chart.Scale.of([heat_map]), 40)
     painted = []
-    for path in drawn.paths.values():
+    for path in drawn["paths"].values():
         for begin, row, width in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\d+z", path):
             painted += [(int(row), index) for index in range(int(begin), int(begin) + int(width))]
     # The first block is at the bottom.
     assert sorted(painted) == sorted((1 - row, column) for row in (0, 1) for column in range(5) if norms[row][column])
-    assert [tick.label for tick in drawn.positions] == ["0", "20", "40"]
-    assert drawn.positions[-1].position == pytest.approx(chart.FRAME.plot)
+    assert [tick.label for tick in drawn["positions"]] == ["0", "20", "40"]
+    assert drawn["positions"][-1].position == pytest.approx(chart.FRAME.plot)
 
 
 @pytest.mark.parametrize("top", [1e-9, 0.3, 1.0, 9.99, 10.0, 12345.6])
@@ -203,10 +203,10 @@ def test_the_scale_ends_at_the_largest_norm(top):
 def test_the_histogram_is_cut_at_the_knee():
     histogram = ((-1.0, 1), (-0.9, 0), (-0.8, 40), (-0.7, 9), (-0.6, 50))
     drawn = chart.histogram_figure(histogram, 10**-0.7)
-    assert [bar.dropped for bar in drawn.bars] == [True, True, False, False]
-    assert drawn.below == 0.41
-    assert drawn.knee_x == pytest.approx(drawn.bars[2].x)
-    heights = [bar.height for bar in drawn.bars]
+    assert [bar["dropped"] for bar in drawn["bars"]] == [True, True, False, False]
+    assert drawn["below"] == 0.41
+    assert drawn["knee_x"] == pytest.approx(drawn["bars"][2]["x"])
+    heights = [bar["height"] for bar in drawn["bars"]]
     assert 0 < heights[0] < heights[2] < heights[1] < heights[3] <= chart.FRAME.height
 
 

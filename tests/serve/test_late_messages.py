@@ -44,12 +44,15 @@ from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.supervisor import Supervisor
 heard = Supervisor._answer_plan
 def hear(server, id, answer):
-    if server._planned[id] is None:
+    if server._planning.requests[id] is None:
         heard(server, id, answer)
     else:
         server._inbox.put(lambda: hear(server, id, answer))
 Supervisor._answer_plan = hear
-Planning.ask = lambda planning, id, request: planning._answered(id, {"asks": "worker"})
+def answers(planning):
+    while True:
+        yield planning._waiting.get(), {"asks": "worker"}
+Planning.answers = answers
 """
 # An app reads so slowly that it gets no events that the journal has.
 SLOW = """
@@ -153,10 +156,10 @@ def test_a_subscription_ends_with_its_job_whose_last_event_is_sent_before_it_is_
 def test_a_job_with_the_id_of_a_forgotten_one_has_no_subscription(tmp_path):
     jobs = ServedJobs(Journal(tmp_path), AdapterStore(tmp_path).jobs)
     for name in ("mine", "mine", "other"):
-        jobs.start(StartJobParams(id="a", params={}), {}, lambda name=name: (name, {}))
+        jobs.start(StartJobParams(id="a", params={}), {}, name, {})
         assert jobs.subscriptions == {}
         jobs.subscriptions["a"] = jobs.get("a").last_event
-        jobs.drop("a")
+        jobs.waiting.clear()
         jobs.change("a", "interrupted")
         jobs.forget_adapter("mine")
     assert [event["event"]["state"] for event in jobs.last_events] == ["interrupted"] * 2

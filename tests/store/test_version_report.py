@@ -344,9 +344,9 @@ def test_whatever_a_report_says_is_escaped(store):
 def test_any_curve_can_be_drawn(curve):
     drawn = chart.curve_figure(curve)
     if drawn is not None:
-        assert "nan" not in drawn.line
-        assert all(0 <= tick.position <= chart.CURVES.height for tick in drawn.losses)
-        assert len(drawn.losses) >= 2
+        assert "nan" not in drawn["line"]
+        assert all(0 <= tick.position <= chart.CURVES.height for tick in drawn["losses"])
+        assert len(drawn["losses"]) >= 2
 
 
 def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_path, monkeypatch):

@@ -67,21 +67,11 @@ class Scale(NamedTuple):
         return [Tick((power - self.lowest) * LEVELS_PER_DECADE, power_of_10(power)) for power in range(first, last + 1)]
 
 
-class MapFigure(NamedTuple):
-    """A heat map; all cells of one level form one SVG path, in units of one bin by one block."""
+def map_figure(heat_map, scale: Scale, num_positions: int) -> dict:
+    """Lays out a `HeatMap`, with the first block at the bottom.
 
-    title: str
-    height: float
-    plot_height: float
-    columns: int
-    rows: int
-    paths: dict[int, str]
-    blocks: list[Tick]
-    positions: list[Tick]
-
-
-def map_figure(heat_map, scale: Scale, num_positions: int) -> MapFigure:
-    """Lays out a `HeatMap`, with the first block at the bottom."""
+    All cells of one level form one SVG path, in units of one bin by one block.
+    """
     rows, columns = len(heat_map.blocks), len(heat_map.norms[0])
     row = min(MAX_ROW_HEIGHT, max(MIN_ROW_HEIGHT, FRAME.height / rows))
     paths: dict[int, str] = {}
@@ -93,52 +83,30 @@ def map_figure(heat_map, scale: Scale, num_positions: int) -> MapFigure:
                 paths[level] = paths.get(level, "") + f"M{begin} {index}h{width}v1h{-width}z"
             begin += width
     step = -(-rows // 6)
-    return MapFigure(
-        title=heat_map.title,
-        height=FRAME.top + rows * row + FRAME.bottom,
-        plot_height=rows * row,
-        columns=columns,
-        rows=rows,
-        paths=dict(sorted(paths.items())),
-        blocks=[
+    return {
+        "title": heat_map.title,
+        "height": FRAME.top + rows * row + FRAME.bottom,
+        "plot_height": rows * row,
+        "columns": columns,
+        "rows": rows,
+        "paths": dict(sorted(paths.items())),
+        "blocks": [
             Tick((rows - number - 0.5) * row, str(block))
             for number, block in enumerate(heat_map.blocks)
             if number % step == 0
         ],
-        positions=[
+        "positions": [
             Tick(FRAME.plot * position / (columns * heat_map.positions), str(position))
             for position in (0, num_positions // 2, num_positions)
         ],
-    )
+    }
 
 
-class Bar(NamedTuple):
-    """One bin of the histogram; `dropped` if it is below the knee."""
+def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> dict:
+    """Lays out a histogram with bins a tenth of a decade wide; heights are log counts, zero at half a count.
 
-    x: float
-    width: float
-    height: float
-    dropped: bool
-
-
-class HistogramFigure(NamedTuple):
-    """A histogram of magnitudes, its knee, and the share of them to the left of it.
-
-    Attributes:
-        below: share of the non-zero rows or elements to the left of the knee.
-        magnitudes, counts: the ticks of both axes.
+    `below` is the share of the non-zero rows or elements to the left of the knee, whose bars are dropped.
     """
-
-    bars: list[Bar]
-    knee_x: float
-    knee: float
-    below: float
-    magnitudes: list[Tick]
-    counts: list[Tick]
-
-
-def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> HistogramFigure:
-    """Lays out a histogram with bins a tenth of a decade wide; heights are log counts, zero at half a count."""
     first, last = histogram[0][0], max(histogram[-1][0] + 0.1, math.log10(knee))
     unit = FRAME.plot / (last - first)
     max_count = max(count for _, count in histogram)
@@ -151,32 +119,25 @@ def histogram_figure(histogram: tuple[tuple[float, int], ...], knee: float) -> H
     total = sum(count for _, count in histogram)
     step = -(-(math.floor(last) - math.ceil(first)) // 5) or 1
     decades = range(math.ceil(first), math.floor(last) + 1)
-    return HistogramFigure(
-        bars=[
-            Bar((begin - first) * unit, 0.1 * unit, height(count), dropped[begin])
+    return {
+        "bars": [
+            {"x": (begin - first) * unit, "width": 0.1 * unit, "height": height(count), "dropped": dropped[begin]}
             for begin, count in histogram
             if count
         ],
-        knee_x=(math.log10(knee) - first) * unit,
-        knee=knee,
-        below=sum(count for begin, count in histogram if dropped[begin]) / total,
-        magnitudes=[Tick((decade - first) * unit, power_of_10(decade)) for decade in decades if decade % step == 0],
-        counts=[Tick(height(10**power), f"{10**power:,}") for power in range(int(math.log10(max_count)) + 1)],
-    )
+        "knee_x": (math.log10(knee) - first) * unit,
+        "knee": knee,
+        "below": sum(count for begin, count in histogram if dropped[begin]) / total,
+        "magnitudes": [Tick((decade - first) * unit, power_of_10(decade)) for decade in decades if decade % step == 0],
+        "counts": [Tick(height(10**power), f"{10**power:,}") for power in range(int(math.log10(max_count)) + 1)],
+    }
 
 
-class CurveFigure(NamedTuple):
-    """One training: the loss by step as a line, the validation losses as points on another one."""
+def curve_figure(curve) -> dict | None:
+    """Lays out a `Curve` of a training report; returns None if it has no step.
 
-    line: str
-    validation: str
-    points: list[tuple[float, float]]
-    steps: list[Tick]
-    losses: list[Tick]
-
-
-def curve_figure(curve) -> CurveFigure | None:
-    """Lays out a `Curve` of a training report; returns None if it has no step."""
+    The loss by step is a line, the validation losses are points on another one.
+    """
     if not curve.losses or len(curve.steps) != len(curve.losses):
         return None
     last = max(*curve.steps, *curve.evaluated_after, 1)
@@ -188,13 +149,13 @@ def curve_figure(curve) -> CurveFigure | None:
     line = [place(step, loss) for step, loss in zip(curve.steps, curve.losses, strict=True)]
     points = [place(step, loss) for step, loss in zip(curve.evaluated_after, curve.validation, strict=False)]
     steps = sorted({0, last // 2, last})
-    return CurveFigure(
-        line=_path(line),
-        validation=_path(points),
-        points=points,
-        steps=[Tick(CURVES.plot * step / last, f"{step:,}") for step in steps],
-        losses=[Tick(place(0, loss)[1], label) for loss, label in ticks],
-    )
+    return {
+        "line": _path(line),
+        "validation": _path(points),
+        "points": points,
+        "steps": [Tick(CURVES.plot * step / last, f"{step:,}") for step in steps],
+        "losses": [Tick(place(0, loss)[1], label) for loss, label in ticks],
+    }
 
 
 class Interval(NamedTuple):
@@ -208,16 +169,8 @@ class Interval(NamedTuple):
     y: float
 
 
-class IntervalFigure(NamedTuple):
-    """The test losses below each other."""
-
-    intervals: list[Interval]
-    losses: list[Tick]
-    height: float
-
-
-def interval_figure(tested, version: int | None, compared_with: int | None) -> IntervalFigure | None:
-    """Lays out the test losses of `Tested`; returns None if one is not finite."""
+def interval_figure(tested, version: int | None, compared_with: int | None) -> dict | None:
+    """Lays out the test losses of `Tested` below each other; returns None if one is not finite."""
     rows = [("base model", tested.base)]
     if tested.active:
         rows.append((f"version {compared_with}", tested.active))
@@ -230,14 +183,14 @@ def interval_figure(tested, version: int | None, compared_with: int | None) -> I
     def place(loss: float) -> float:
         return INTERVALS.plot * (loss - low) / (high - low)
 
-    return IntervalFigure(
-        intervals=[
+    return {
+        "intervals": [
             Interval(name, loss.loss, place(loss.loss), *map(place, span), INTERVALS.height * (number + 0.5))
             for number, ((name, loss), span) in enumerate(zip(rows, spans, strict=True))
         ],
-        losses=[Tick(place(loss), label) for loss, label in ticks],
-        height=INTERVALS.height * len(rows),
-    )
+        "losses": [Tick(place(loss), label) for loss, label in ticks],
+        "height": INTERVALS.height * len(rows),
+    }
 
 
 def _path(points: list[tuple[float, float]]) -> str:

@@ -14,7 +14,6 @@ To add an export, add what its files look like to `EXPORTS`, or its ending to `B
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from sebp_edge.reading import formats
 from sebp_edge.reading.exports.assistants import read_chatgpt, read_claude
@@ -48,27 +47,18 @@ _PROSE = {"", ".txt", ".rst", ".org", ".mdx", ".html", ".htm", *formats.MARKDOWN
 _MAY_BE_JSON = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*[\[{]")
 
 
-class Export(NamedTuple):
-    """What the JSON of an export looks like, all of which must be in its beginning.
-
-    Attributes:
-        read: from the text, the name of the file's folder and the name of the file to what is in it.
-    """
-
-    signs: tuple[str, ...]
-    read: Callable[[str, str, str], Iterable[Part]]
-
-
 _TELEGRAM_TYPES = "personal_chat|bot_chat|saved_messages|(?:private|public)_(?:group|supergroup|channel)"
+# What the JSON of an export looks like, all of which must be in its beginning; and what reads it, from its text, the
+# name of the file's folder and the name of the file.
 EXPORTS = (
-    Export((r'"mapping"\s*:\s*\{', r'"(?:parent|current_node)"\s*:'), lambda text, *_: read_chatgpt(text)),
-    Export((r'"chat_messages"\s*:\s*\[', r'"uuid"\s*:'), lambda text, *_: read_claude(text)),
-    Export((rf'"type"\s*:\s*"(?:{_TELEGRAM_TYPES})"', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
-    Export((r'"date_unixtime"\s*:', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
-    Export((r'"personal_information"\s*:\s*\{\s*"user_id"',), lambda text, *_: read_telegram(text)),
-    Export((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), read_slack_day),
-    Export((r'"id"\s*:\s*"[UW]\w+"', r'"profile"\s*:\s*\{'), lambda text, *_: read_slack_users(text)),
-    Export((r'"Timestamp"\s*:', r'"Contents"\s*:'), lambda text, folder, _: read_discord_json(text, folder)),
+    ((r'"mapping"\s*:\s*\{', r'"(?:parent|current_node)"\s*:'), lambda text, *_: read_chatgpt(text)),
+    ((r'"chat_messages"\s*:\s*\[', r'"uuid"\s*:'), lambda text, *_: read_claude(text)),
+    ((rf'"type"\s*:\s*"(?:{_TELEGRAM_TYPES})"', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
+    ((r'"date_unixtime"\s*:', r'"messages"\s*:\s*\['), lambda text, *_: read_telegram(text)),
+    ((r'"personal_information"\s*:\s*\{\s*"user_id"',), lambda text, *_: read_telegram(text)),
+    ((r'"type"\s*:\s*"message"', r'"ts"\s*:\s*"\d+\.\d+"'), read_slack_day),
+    ((r'"id"\s*:\s*"[UW]\w+"', r'"profile"\s*:\s*\{'), lambda text, *_: read_slack_users(text)),
+    ((r'"Timestamp"\s*:', r'"Contents"\s*:'), lambda text, folder, _: read_discord_json(text, folder)),
 )
 _DISCORD_TABLE = re.compile(r"\ufeff?ID,Timestamp,Contents,Attachments\r?\n")
 # Readers of an open file by its ending, and how large it may be.
@@ -80,8 +70,8 @@ BY_ENDING = {
 }
 
 
-def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
-    """Reads the contents of one file, chats if it is an export of some, else as `formats.read_file` does.
+def read_file(path: Path, vault: Vault | None = None) -> Iterator[Part]:
+    """Yields the contents of one file, chats if it is an export of some, else as `formats.read_file` does.
 
     Raises:
         Unreadable: nothing in the file can be used.
@@ -90,23 +80,15 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Part]:
     try:
         kind = ".json" if ending in _PROSE and _is_json(path) else ending
         if ending in BY_ENDING:
-            formats.refuse_larger(formats.size_of(path), BY_ENDING[ending][1])
-            return _read_open(path)
-        if kind in (".txt", ".json", ".csv") and (export := _export_of(path, kind)):
+            read, largest = BY_ENDING[ending]
+            formats.refuse_larger(formats.size_of(path), largest)
+            with path.open("rb") as file:
+                yield from read(file)
+        elif kind in (".txt", ".json", ".csv") and (export := _export_of(path, kind)):
             formats.refuse_larger(formats.size_of(path), MAX_EXPORT)
-            return export(decode(path))
-        if kind != ending:
-            return read_json(path)
-    except OSError as error:
-        raise Unreadable(f"cannot be read: {error.strerror}") from error
-    return formats.read_file(path, vault)
-
-
-def _read_open(path: Path) -> Iterator[Part]:
-    read, _ = BY_ENDING[path.suffix.lower()]
-    try:
-        with path.open("rb") as file:
-            yield from read(file)
+            yield from export(decode(path))
+        else:
+            yield from read_json(path) if kind != ending else formats.read_file(path, vault)
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from error
 
@@ -133,8 +115,8 @@ def _export_of(path: Path, kind: str) -> Callable[[str], Iterable[Part]] | None:
         return read_whatsapp if is_whatsapp(beginning) else None
     if kind == ".csv":
         return (lambda text: read_discord_csv(text, path.parent.name)) if _DISCORD_TABLE.match(beginning) else None
-    for export in EXPORTS:
+    for signs, read in EXPORTS:
         # In a text of a record the quotes would be escaped.
-        if beginning.lstrip("\ufeff \r\n\t")[:1] in "[{" and all(re.search(sign, beginning) for sign in export.signs):
-            return lambda text: export.read(text, path.parent.name, path.stem)
+        if beginning.lstrip("\ufeff \r\n\t")[:1] in "[{" and all(re.search(sign, beginning) for sign in signs):
+            return lambda text: read(text, path.parent.name, path.stem)
     return None

@@ -9,7 +9,7 @@ mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments, by a CommonMark parser
 org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
-docx                     Word files: docx_text their text, docx_fields their fields, docx_styles headings and lists
+docx                     Word files: docx_text their text, docx_story what is open in it, docx_styles headings and lists
 odt                      OpenDocument texts; `xml_parts` reads XML for these and for Word files
 rtf                      Rich Text files
 signs                    the signs of the fonts Symbol, Wingdings and Webdings in Unicode
@@ -54,23 +54,21 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
 
     Raises:
         Unreadable: nothing in the file can be used.
+        OSError: it cannot be read.
     """
     ending = path.suffix.lower()
-    try:
-        size = size_of(path)
-        if reason := reason_against_name(path.name):
-            raise Unreadable(reason)
-        if ending not in FORMATS:
-            with path.open("rb") as file:
-                binary = b"\0" in file.read(4096)
-            ending = printable(path.suffix) or "(no ending)"
-            raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
-        refuse_larger(size, MAX_FILE_SIZE)
-        contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
-        contents = [contents] if isinstance(contents, str) else contents
-        return with_coverage(path, contents) if ending in COUNTED else contents
-    except OSError as error:
-        raise Unreadable(f"cannot be read: {error.strerror}") from error
+    size = size_of(path)
+    if reason := reason_against_name(path.name):
+        raise Unreadable(reason)
+    if ending not in FORMATS:
+        with path.open("rb") as file:
+            binary = b"\0" in file.read(4096)
+        ending = printable(path.suffix) or "(no ending)"
+        raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
+    refuse_larger(size, MAX_FILE_SIZE)
+    contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
+    contents = [contents] if isinstance(contents, str) else contents
+    return with_coverage(path, contents) if ending in COUNTED else contents
 
 
 def size_of(path: Path) -> int:

@@ -1,7 +1,6 @@
 """Reads what Joplin's RAW export adds to a note: lines such as "id: ..." at the end of its file, and links to ids."""
 
 import re
-from typing import NamedTuple
 
 from sebp_edge.reading.edits import Edit, edit, masked
 from sebp_edge.reading.formats.markdown import Parts, Syntax
@@ -25,15 +24,8 @@ JOPLIN_MARK = re.compile(
 JOPLIN = Syntax(marks=re.compile(":/[0-9a-f]{32}"))
 
 
-class Metadata(NamedTuple):
-    """Where the metadata begins, and whether the note before it is HTML."""
-
-    begin: int
-    is_html: bool
-
-
-def find_metadata(text: str) -> Metadata | None:
-    """Finds Joplin's metadata at the end of a text; None if there are none.
+def find_metadata(text: str) -> tuple[int, bool] | None:
+    """Returns where Joplin's metadata begin at the end of a text, and whether it is HTML; None if there are none.
 
     Raises:
         Unreadable: the file is an encrypted note, or something else than a note, such as a tag.
@@ -46,7 +38,7 @@ def find_metadata(text: str) -> Metadata | None:
         raise Unreadable(NO_NOTE)
     if _ENCRYPTED.search(found[1]):
         raise Unreadable(ENCRYPTED)
-    return Metadata(found.start(), bool(_HTML.search(found[1])))
+    return found.start(), bool(_HTML.search(found[1]))
 
 
 def read_links(mark: re.Pattern, text: str, parts: Parts, comments: list[Edit]) -> str:

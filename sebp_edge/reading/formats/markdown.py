@@ -7,7 +7,6 @@ import functools
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import unescape
 from html.entities import html5
@@ -287,13 +286,13 @@ def _prose(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
     return True
 
 
-def _with_content(rule: Callable, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Parses the content of a block that has lines of text."""
-    if not rule(state, line, end_line, silent):
+def _with_content(name: str, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
+    """Finds a block that has lines of text by the parser's own rule, and parses its content."""
+    if not getattr(rules_block, name)(state, line, end_line, silent):
         return False
     if not silent:
         lines = _contents(state, line, state.line)
-        if rule.__name__ == "table":
+        if name == "table":
             for begin, end in lines:
                 for cell in re.finditer(r"(?:\\.|[^|\\])+", state.src[begin:end]):
                     _parse_content(state, [(begin + cell.start(), begin + cell.end())])
@@ -384,10 +383,7 @@ def _definition(state: StateBlock, line: int, end_line: int, silent: bool) -> bo
 
 
 _BLOCK_RULES = {
-    "table": functools.partial(_with_content, rules_block.table),
-    "heading": functools.partial(_with_content, rules_block.heading),
-    "lheading": functools.partial(_with_content, rules_block.lheading),
-    "paragraph": functools.partial(_with_content, rules_block.paragraph),
+    **{name: functools.partial(_with_content, name) for name in ("table", "heading", "lheading", "paragraph")},
     "fence": _fence,
     "html_block": _html_block,
     "reference": _definition,

@@ -68,8 +68,9 @@ def joplin_note(text: str) -> list[str | NotRead]:
     """
     if (metadata := find_metadata(text)) is None:
         return []
-    text, not_read = text[: metadata.begin], NotRead("Joplin's metadata")
-    if metadata.is_html:
+    begin, is_html = metadata
+    text, not_read = text[:begin], NotRead("Joplin's metadata")
+    if is_html:
         title, _, page = text.partition("\n")
         return [f"{title}\n\n{html_text(page)}", not_read]
     seen = visible_text(text, "Joplin")

@@ -100,7 +100,7 @@ class _Text(Handler):
         # Those that styles name; and those of the open paragraphs and spans.
         self._named_fonts, self._fonts = {}, [""]
         self._numbered: dict[tuple[str, int], int] = {}
-        self._style, self._list_style = ("", ""), ""
+        self._style = "", ""  # The family and name of the one that is read.
         # Of the open lists, the style and the next number, and where lists of a style stopped.
         self._lists: list[tuple[str, int]] = []
         self._next: dict[tuple[str, int], int] = {}
@@ -161,9 +161,9 @@ class _Text(Handler):
                     font = self._named_fonts.get(named, named)
                 self._styles[self._style] = base, hides, font
             case "list-style":
-                self._list_style = attribute(attributes, "name")
+                self._style = "list", attribute(attributes, "name")
             case "list-level-style-number" if attribute(attributes, "num-format"):
-                place = self._list_style, number(attributes, "level")
+                place = self._style[1], number(attributes, "level")
                 self._numbered[place] = number(attributes, "start-value", 1)
             case "text-box":
                 self.left_out[_PICTURES] -= 1
@@ -195,6 +195,8 @@ class _Text(Handler):
             layout.separate(PARAGRAPH)
         elif name == "ruby-text":
             self._add(")")
+        elif name in ("style", "default-style"):
+            self._style = "", ""  # What is about the signs of lists is no style's.
         elif name in _DRAWN:
             self._has_text.pop()
             if name == "note-body":

@@ -73,13 +73,9 @@ def read_records(values: Iterable) -> Iterator[Read]:
             content = alike[-1]
         yield content
     if unread:
-        yield NotRead(_unread_fields(unread))
-
-
-def _unread_fields(unread: Counter[str]) -> str:
-    """Returns a sentence about fields that were not read; unread counts the records by the names in `Record.unread`."""
-    names = [f'"{name}"' for name in sorted(unread) if name] + ["others"] * ("" in unread)
-    return f"fields of records with words that are not read: {', '.join(names)} (in {max(unread.values()):,} records)"
+        names = ", ".join([f'"{name}"' for name in sorted(unread) if name] + ["others"] * ("" in unread))
+        most = max(unread.values())
+        yield NotRead(f"fields of records with words that are not read: {names} (in {most:,} records)")
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON

@@ -65,10 +65,7 @@ def read_rtf(path: Path) -> Iterator[str | NotRead]:
     text = _Text(data)
     yield joined(text.blocks)
     yield from (NotRead(f"{kind}: {count:,}") for kind, count in sorted(text.left_out.items()))
-    if text.is_cut:
-        yield NotRead("the end, since the file is cut off")
-    if text.has_more:
-        yield NotRead("all after the end of the first text in the file")
+    yield from text.after
 
 
 @dataclass(slots=True)
@@ -91,29 +88,37 @@ class _Group:
 
 
 class _Text:
-    """Reads the text of a file into blocks."""
+    """Reads the text of a file into blocks.
+
+    Attributes:
+        left_out: how many things of a kind are not read.
+        after: says that the end of the file is missing, or that more follows.
+    """
 
     def __init__(self, data: bytes):
         self.blocks: list[Block] = []
         self.left_out: Counter[str] = Counter()
-        self.has_more = False
+        self.after: list[NotRead] = []
         self._group, self._outer = _Group(), []
-        self._code_page, self._fonts, self._font = "cp1252", {}, -1
+        # The encodings of fonts, and under None that of the file; and the font that was named last.
+        self._encodings, self._font = {None: "cp1252"}, -1
         self._names: defaultdict[int, str] = defaultdict(str)
         self._pieces: list[str] = []
         # What stands before an item of a list, the cells of a table's row, and the notes with what is around them.
         self._label, self._cells, self._notes, self._around = "", [], [], []
         # Bytes that are not decoded yet, and how many fallbacks are still to be skipped.
-        self._bytes, self._skipped, self._is_first, self._may_be_ignored = bytearray(), 0, False, False
+        self._bytes, self._skipped = bytearray(), 0
         self._read(data)
         self._end_row() if self._cells else self._end_paragraph()
         notes = (f"[^{place}]: {note}" for place, note in enumerate(self._notes, start=1))
         self.blocks += [(note, True) for note in notes]
-        self.is_cut = bool(self._outer)
+        if self._outer:
+            self.after.append(NotRead("the end, since the file is cut off"))
 
     def _read(self, data: bytes) -> None:
         """Reads until the file's only group ends."""
         at, deadline = data.index(b"{"), Deadline()
+        is_first = may_be_ignored = False
         for count in range(len(data)):
             token = _TOKEN.match(data, at)
             if token is None:
@@ -129,7 +134,7 @@ class _Text:
                 if name == "bin":
                     at += max(0, value or 0)
                 elif not self._is_fallback():
-                    self._word(name, value)
+                    self._word(name, value, may_be_ignored)
             elif brace == b"{":
                 if len(self._outer) == MAX_DEPTH:
                     raise Unreadable(f"its groups are nested more than {MAX_DEPTH:,} deep; save it as .docx to use it")
@@ -138,10 +143,11 @@ class _Text:
             elif brace:
                 self._end_group()
                 if not self._outer:
-                    self.has_more = bool(data[at:].strip(b"\0 \r\n\t}"))
+                    if data[at:].strip(b"\0 \r\n\t}"):
+                        self.after.append(NotRead("all after the end of the first text in the file"))
                     return
             elif sign == b"*":
-                self._may_be_ignored = self._is_first
+                may_be_ignored = is_first
                 continue
             elif code or run:
                 self._add_bytes(bytes.fromhex(code.decode()) if code else run)
@@ -149,18 +155,18 @@ class _Text:
                 self._end_paragraph()
             elif sign and not self._is_fallback():
                 self._add(_SIGNS.get(sign, ""))
-            self._is_first, self._may_be_ignored = brace == b"{", False
+            is_first, may_be_ignored = brace == b"{", False
 
     def _is_fallback(self) -> bool:
         self._skipped -= 1
         return self._skipped >= 0
 
-    def _word(self, name: str, value: int | None) -> None:
+    def _word(self, name: str, value: int | None, may_be_ignored: bool) -> None:
         group = self._group
         self._skipped = 0
         if name in _COUNTED and group.is_seen:
             self.left_out[_COUNTED[name]] += 1
-        is_hidden = self._may_be_ignored and not _NOT_IGNORED.fullmatch(name)
+        is_hidden = may_be_ignored and not _NOT_IGNORED.fullmatch(name)
         if is_hidden or name in _LEFT_OUT or _PROPERTIES.fullmatch(name):
             if name == "fonttbl" or (group.is_seen and name in _INSTEAD.values()):
                 group.kind = name
@@ -203,9 +209,9 @@ class _Text:
             self._decode()
             group.font = self._font = -1 if value is None else value
         elif name == "fcharset":
-            self._fonts[self._font] = _ALPHABETS.get(value, "")
+            self._encodings[self._font] = _ALPHABETS.get(value, "")
         elif name in _CODE_PAGES or name == "ansicpg":
-            self._code_page = _CODE_PAGES.get(name) or _code_page(value or 0)
+            self._encodings[None] = _CODE_PAGES.get(name) or _code_page(value or 0)
 
     def _end_group(self) -> None:
         self._decode()
@@ -234,7 +240,10 @@ class _Text:
     def _decode(self) -> None:
         """Decodes the bytes so far, of which several may be one character."""
         if self._bytes:
-            font, encoding = self._names[self._group.font], self._fonts.get(self._group.font) or self._code_page
+            font, encoding = (
+                self._names[self._group.font],
+                self._encodings.get(self._group.font) or self._encodings[None],
+            )
             text = self._bytes.decode("latin-1" if has_signs(font) else encoding, errors="replace")
             self._pieces.append(in_unicode(text, font, self.left_out))
             self._bytes.clear()
