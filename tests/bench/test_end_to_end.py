@@ -8,9 +8,9 @@ from builders import make_sentences
 from transformers import LlamaConfig
 
 from models import TINY
+from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
-from sebp_edge.recipe import Recipe
 from speed import end_to_end
 
 

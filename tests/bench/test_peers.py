@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
+from builders import IGNORE
 from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.ops import Moments
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps

@@ -1,13 +1,13 @@
 """Makes padded batches, and compares losses and gradients with those of a dense model."""
 
 import torch
-from builders import row_losses
+from builders import IGNORE, row_losses
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from sebp_edge import sparsify
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.research import RowPlan
 
 LENGTHS = (11, 1, 24, 6)
 

@@ -24,14 +24,16 @@ from transformers import (
 
 from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
+from sebp_edge.research import ActiveTokens
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
+# The label that torch's losses ignore.
+IGNORE = torch.nn.CrossEntropyLoss().ignore_index
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
@@ -129,7 +131,7 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
     labels = torch.randint(0, 2, (size[0],) if head == "sequence" else size, generator=draw)
     if head != "sequence":
         # Padding and every third token have no label.
-        labels = labels.masked_fill(~mask | (torch.arange(length) % 3 == 1), -100)
+        labels = labels.masked_fill(~mask | (torch.arange(length) % 3 == 1), IGNORE)
     batch = {
         "input_ids": torch.randint(3, 320, size, generator=draw).masked_fill(~mask, 2),
         "attention_mask": mask.long(),
@@ -168,7 +170,7 @@ def make_examples(lengths, prompt=0):
     examples = []
     for number, length in enumerate(lengths):
         ids = torch.randint(3, 320, (length,), generator=draw).tolist()
-        labels = [-100 if position < min(prompt, length - 1) else token for position, token in enumerate(ids)]
+        labels = [IGNORE if position < min(prompt, length - 1) else token for position, token in enumerate(ids)]
         examples.append(Example(ids, labels, number))
     return examples
 

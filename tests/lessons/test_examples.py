@@ -9,10 +9,10 @@ from pace import at_most
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from sebp_edge import Recipe
 from sebp_edge.errors import ModelError, TextsError
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
-from sebp_edge.recipe import Recipe
 from sebp_edge.values.documents import Document, LeftOut, PromptCompletion
 from sebp_edge.values.draw import MIN_TOKENS
 from sebp_edge.values.reading import Reading

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import dataset_of
+from builders import IGNORE, dataset_of
 from memory_plans import RECIPE, all_plans
 from transformers import LlamaConfig
 
@@ -26,7 +26,6 @@ from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.memory.this_machine import target_of
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.four_bits import NF4_BYTES
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.sparse.rows.schedule import make_schedules
 from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.run.preparation import Preparation, Prepared

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from sebp_edge import Recipe
 from sebp_edge.engine.memory.activations import Activations
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
@@ -32,13 +33,11 @@ from sebp_edge.engine.models.catalog import bundled_config, resolve
 from sebp_edge.engine.models.shape import LinearShape
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches import norms_and_mlps
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.training import learner, run
 from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.ops import attention, backend
-from sebp_edge.recipe import Recipe
+from sebp_edge.research import ActiveTokens, RowPlan
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from builders import make_sentences
+from builders import IGNORE, make_sentences
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
@@ -17,7 +17,6 @@ from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.sparse.rows.batches import pack
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.sparse.rows.schedule import RowLimit, Schedule
 from sebp_edge.engine.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.values.example import Example, outlines

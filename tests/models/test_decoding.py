@@ -10,6 +10,7 @@ from builders import make_llama
 from model_families import DECODERS, MODELS, make_model
 from transformers import BloomConfig, FalconConfig, GenerationConfig
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models import captured_step, decoding
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.captured_step import size_holding
@@ -21,7 +22,6 @@ from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
-from sebp_edge.recipe import Recipe
 
 ENDS = [7, 8, 9, 10, 11, 12]
 TOGETHER = {**MODELS, **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "opt")}}

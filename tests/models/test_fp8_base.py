@@ -15,12 +15,11 @@ from sebp_edge.engine.models.fp8 import Fp8Linear, inputs_as_they_are, is_in_fp8
 from sebp_edge.engine.models.loading import BaseModel, load_base_model
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches import norms_and_mlps
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.events import ModelLoaded, Notice
 from sebp_edge.machine.fp8_support import refuse_without_fp8
 from sebp_edge.ops import Fp8Weight
+from sebp_edge.research import RowPlan, Sparsified
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

@@ -9,10 +9,9 @@ from random_cases import twice
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.ops import Prefixes, Scores, attention, reference, sequence_attention_
 from sebp_edge.ops.gpu import rotate
+from sebp_edge.research import ActiveTokens, RowPlan
 
 LENGTHS = [7, 0, 1, 13]
 PLAIN = Scores()

@@ -8,8 +8,8 @@ from random_cases import DEVICE, DTYPES, assert_as_good, assert_no_worse_than_to
 from sebp_edge.ops import reference, select_rows
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
+from sebp_edge.ops import ActiveRows
 from sebp_edge.ops.gpu import cross_entropy, lora, move_rows, products, reduce_rows
-from sebp_edge.ops.rows import ActiveRows
 from sebp_edge.ops.tiles import Tiles
 
 

@@ -11,8 +11,7 @@ from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.engine.sparse.patches import attention
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.counts import MAX_DQ_BYTES
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.research import ActiveTokens, RowPlan
 
 # Families that rotate halves of heads, as ours does, and those that rotate neighbours or a part of a head.
 ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")

@@ -9,17 +9,17 @@ from against_dense import all_gradients, gradients, padded_batch, with_adapter
 from builders import make_examples, make_llama, make_step, row_losses
 from model_families import MODELS
 
+from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.checkpoints import _HostInput
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
 from sebp_edge.ops import LoraGroup
-from sebp_edge.recipe import Recipe
+from sebp_edge.research import RowPlan
 from sebp_edge.values.example import Example
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)

@@ -8,8 +8,8 @@ from model_families import MODELS
 from pairwise import pairwise
 
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import RowPlan
 
 
 def assert_close(found, expected):

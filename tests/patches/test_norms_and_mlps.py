@@ -21,8 +21,8 @@ from transformers.activations import ACT2FN
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.ops import GatedInputs
+from sebp_edge.research import RowPlan
 
 # Norms and MLPs of two layers. A layer has two norms, four in Gemma, and two more of heads in Qwen 3 and Gemma 3.
 REPLACED = {

@@ -11,7 +11,6 @@ from peft import LoraConfig, get_peft_model
 
 from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted
-from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.checkpoints import CheckpointedBlocks
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
@@ -20,9 +19,8 @@ from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.engine.sparse.patches.patch import Patch
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified, sparsify
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import HoistedEncoder, RowPlan, Sparsified, sparsify
 
 
 def part(make, *given):

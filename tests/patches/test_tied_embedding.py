@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding, _groups
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.research import RowPlan
 
 
 def tied(**sizes):

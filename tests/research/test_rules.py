@@ -14,8 +14,9 @@ from random_cases import random_energy, random_gradient, selector
 from sebp_edge import sparsify
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import row_norms, select_rows, sparse_linear
+from sebp_edge.research import Energy, Threshold, TopN
 from sebp_edge.research.rules import row_rules
-from sebp_edge.research.rules.selection import AppliedRule, Energy, Threshold, TopN, _LayerSelector
+from sebp_edge.research.rules.selection import AppliedRule, _LayerSelector
 
 SIZES = [1, 7, 130]
 

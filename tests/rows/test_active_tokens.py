@@ -5,18 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from against_dense import LENGTHS, gradients, padded_batch, with_lora
-from builders import make_llama
+from builders import IGNORE, make_llama
 from model_families import MODELS, make_model
 from pairwise import pairwise
 from transformers import GPT2Config
 
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.engine.sparse.rows.soft_targets import SoftTargets
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import Prefixes
+from sebp_edge.research import ActiveTokens, RowPlan
 
 # The batch itself has at most 38 active tokens in 4 sequences, the longest of 23, and as many loss rows.
 BUCKETS = {

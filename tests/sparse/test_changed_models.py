@@ -24,9 +24,8 @@ from sebp_edge.engine.sparse import hoist_if_exact as hoisting
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches.state import ModelState, describe
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import RowPlan, Sparsified
 
 VOCABULARY, HIDDEN = 320, 32
 TARGETS = ["q_proj", "o_proj", "down_proj"]

@@ -12,7 +12,7 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from against_dense import assert_same, padded_batch, record_rows, with_lora
-from builders import checkpoint_activations, make_encoder, make_encoder_batch, make_llama
+from builders import IGNORE, checkpoint_activations, make_encoder, make_encoder_batch, make_llama
 from command import start
 from processes import Processes, process_group
 from torch import distributed, nn
@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sebp_edge import sparsify
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, record_rows, with_lora
-from builders import checkpoint_activations, make_llama
+from builders import IGNORE, checkpoint_activations, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -18,7 +18,6 @@ from transformers import Trainer, TrainingArguments
 from sebp_edge import sparsify
 from sebp_edge.engine.models.architecture import is_linear, layers_after_attention
 from sebp_edge.engine.sparse.patches.kept_inputs import KeptInputs
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 

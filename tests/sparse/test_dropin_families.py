@@ -11,7 +11,7 @@ from against_dense import (
     record_inputs,
     record_rows,
 )
-from builders import SIZES, make_llama
+from builders import IGNORE, SIZES, make_llama
 from model_families import BERT, DECODERS, ENCODERS, make, make_decoder
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
@@ -32,9 +32,9 @@ from transformers import (
 
 from sebp_edge import sparsify
 from sebp_edge.engine.models.architecture import is_activation, is_linear, is_norm
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect, sparse_rowwise
+from sebp_edge.research import RowPlan
 
 # Their head has a bias, which `linear_cross_entropy` does not take.
 KEEP_THEIR_LOSS = ("phi",)

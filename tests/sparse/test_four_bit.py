@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sebp_edge import sparsify
 from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import QuantisedWeight
+from sebp_edge.research import RowPlan
 
 bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
 

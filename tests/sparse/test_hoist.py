@@ -15,9 +15,8 @@ from transformers import (
 
 from sebp_edge.engine.sparse.hoist import Hoisted, rows_attention
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import RowPlan, Sparsified
 
 
 @pairwise(family=MODELS.keys(), adapt=["full", "lora"], prompt=[5, 0], level=[Hoisted, Sparsified])

@@ -7,6 +7,7 @@ import torch
 from builders import (
     ENCODER_HEADS,
     ENCODER_SIZES,
+    IGNORE,
     checkpoint_activations,
     make_encoder,
     make_encoder_batch,
@@ -17,10 +18,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import HoistedEncoder
 
 
 @pytest.fixture(params=FAMILIES)

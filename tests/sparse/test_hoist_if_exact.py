@@ -15,7 +15,7 @@ from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.sparse import hoist_if_exact as module
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact, pad_right
 from sebp_edge.engine.sparse.patches.loss import Head
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.research import ActiveTokens
 
 SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
 

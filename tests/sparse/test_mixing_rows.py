@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import assert_same, loss_and_gradients, padded_batch
-from builders import SIZES, make_llama
+from builders import IGNORE, SIZES, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -22,7 +22,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from sebp_edge import sparsify
 from sebp_edge.engine.sparse.patches.agreement import varied
 from sebp_edge.engine.sparse.patches.last_layer import LastLayer
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import Hoisted
 

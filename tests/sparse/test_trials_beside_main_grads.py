@@ -4,11 +4,10 @@ import random
 
 import torch
 from against_dense import with_adapter
-from builders import make_llama
+from builders import IGNORE, make_llama
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import pack
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
 
 

@@ -11,12 +11,9 @@ from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.training import captured_gradients
-from sebp_edge.engine.training.captured_gradients import CapturedGradients
 from sebp_edge.errors import CannotCapture, MachineError
+from sebp_edge.research import ActiveTokens, CapturedGradients, HoistedEncoder, RowPlan
 
 ON_GPU = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import evaluated, make_examples, make_llama, make_step, outlined, schedule_of
+from builders import IGNORE, evaluated, make_examples, make_llama, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
@@ -18,7 +18,6 @@ from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.training import teacher as teachers_module
 from sebp_edge.engine.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
 from sebp_edge.errors import OptionError

@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from builders import SIZES, WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, outlined, train
 from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConfig
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import attach, snapshot, trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.evaluation import evaluate
-from sebp_edge.engine.training.loop import Trainer, learning_rates
+from sebp_edge.engine.training.loop import Trainer
 from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.engine.training.update import Update
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.lessons.examples import encode
-from sebp_edge.recipe import Recipe
+from sebp_edge.research import learning_rates
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import Example, outlines
 

@@ -7,6 +7,7 @@ import torch
 from builders import limit_rows, make_llama, make_step, outlined, train
 from model_families import MODELS
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import snapshot
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training import update_in_backward
@@ -18,7 +19,6 @@ from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.ops import adamw_
-from sebp_edge.recipe import Recipe
 from sebp_edge.values.example import Example
 
 RECIPE = Recipe(
