@@ -1,5 +1,6 @@
 """Writes models of transformers as GGUF files with the package `gguf`, as llama.cpp's converter does."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
     for key, value in values.items():
         if value is not None:
             add(writer, key, value)
-    names = gguf.get_tensor_name_map(next(key for key, arch in gguf.MODEL_ARCH_NAMES.items() if arch == name), 99)
+    names = tensor_names(name)
     for key, weight in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -45,6 +46,12 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
         writer.add_tensor(key, np.array(values, dtype=np.float32))
     finish(writer)
     return path
+
+
+@functools.cache
+def tensor_names(name: str) -> gguf.TensorNameMap:
+    """The names of a family's tensors; looking them up takes longer than writing them."""
+    return gguf.get_tensor_name_map(next(key for key, arch in gguf.MODEL_ARCH_NAMES.items() if arch == name), 99)
 
 
 def finish(writer) -> None:

@@ -5,12 +5,10 @@ import zipfile
 
 import pytest
 from pace import at_most
-from reading import contents, is_count_of_words, left_out, write_file
+from reading import NotRead, contents, is_count_of_words, left_out, read_texts, write_file
 
 from sebp_edge.reading.formats import PACKED
 from sebp_edge.reading.formats.coverage import COUNTED, with_coverage
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import NotRead
 
 # Files with twenty words that are read, and with what their readers leave out by design.
 WHOLE = {

@@ -4,9 +4,7 @@ import json
 
 import pytest
 from pace import at_most
-from reading import refusal, write_file
-
-from sebp_edge.reading.readers import read_all, read_texts
+from reading import read_all, read_texts, refusal, write_file
 
 
 def said(path) -> list[tuple[str, str, str]]:

@@ -4,10 +4,9 @@ from email.message import EmailMessage
 
 import pytest
 from pace import at_most
-from reading import refusal, write_file
+from reading import read_all, read_texts, refusal, write_file
 
 from sebp_edge.reading.exports.mail import own_words
-from sebp_edge.reading.readers import read_all, read_texts
 
 
 def mail(number: int, text: str, sender="Anna Äbi <anna@example.org>", answers: int | None = None, **headers) -> bytes:

@@ -2,10 +2,9 @@
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, write_file
+from reading import contents, left_out, read_all, write_file
 
 from sebp_edge.reading.formats.mdx import read_mdx
-from sebp_edge.reading.readers import read_all
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import tarfile
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, refusal, write_file
+from reading import contents, left_out, read_all, refusal, write_file
 
 from formats.damage import damage
-from sebp_edge.reading.readers import read_all
 
 # ------------------------------------------------------------------------------------------------------------ Evernote
 

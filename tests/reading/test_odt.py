@@ -4,11 +4,10 @@ import random
 import zipfile
 
 import pytest
-from reading import contents, left_out, write_file
+from reading import contents, left_out, read_all, write_file
 
 from formats.damage import damage
 from sebp_edge.reading.formats import xml_parts
-from sebp_edge.reading.readers import read_all
 
 NAMES = " ".join(
     f'xmlns:{name}="urn:{name}"' for name in ("office", "text", "style", "table", "draw", "fo", "dc", "svg", "manifest")

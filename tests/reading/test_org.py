@@ -2,9 +2,7 @@
 
 import pytest
 from pace import at_most
-from reading import contents, is_count_of_words, left_out, write_file
-
-from sebp_edge.reading.readers import read_texts
+from reading import contents, is_count_of_words, left_out, read_texts, write_file
 
 
 @pytest.mark.parametrize(

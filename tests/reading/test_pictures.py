@@ -6,11 +6,9 @@ import random
 
 import pytest
 from pace import at_most
-from reading import contents, write_file
+from reading import Conversation, PromptCompletion, contents, read_texts, write_file
 
 from sebp_edge.reading.pictures import without_data
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Conversation, PromptCompletion
 
 BASE64 = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA = f"data:image/png;base64,{BASE64}"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from builders import make_sentences
 from command import python
-from reading import contents, left_out, refusal, write_file
+from reading import contents, left_out, read_texts, refusal, write_file
 
 from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError
 from sebp_edge.reading import formats
-from sebp_edge.reading.readers import MEMORY_PER_BYTE, read_texts
+from sebp_edge.reading.readers import MEMORY_PER_BYTE
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 

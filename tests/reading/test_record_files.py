@@ -6,12 +6,11 @@ import tracemalloc
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, refusal, write_file
+from reading import PromptCompletion, contents, left_out, read_all, read_texts, refusal, write_file
 
 from sebp_edge.errors import MachineError
 from sebp_edge.reading.formats import record_files
-from sebp_edge.reading.readers import MEMORY_PER_BYTE, read_all, read_texts
-from sebp_edge.values.documents import PromptCompletion
+from sebp_edge.reading.readers import MEMORY_PER_BYTE
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -65,6 +64,7 @@ def test_prose_that_begins_like_json_stays_prose(tmp_path, text):
     assert contents(write_file(tmp_path, "a.txt", text)) == [text]
 
 
+@pytest.mark.slow
 def test_looking_for_json_takes_linear_time_and_little_memory(tmp_path):
     record = '{"a": [1, {}, 3.5, "b"]}, '
     path = write_file(tmp_path, "a.txt", "[" + record * 30_000 + "5] and so on")

@@ -3,10 +3,7 @@
 import json
 
 import pytest
-from reading import contents, left_out, write_file
-
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Conversation, PromptCompletion
+from reading import Conversation, PromptCompletion, contents, left_out, read_texts, write_file
 
 TURNS = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"})
 

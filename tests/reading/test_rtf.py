@@ -4,11 +4,10 @@ import random
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, refusal, write_file
+from reading import contents, left_out, read_all, refusal, write_file
 
 from formats.damage import damage
 from sebp_edge.reading.formats.rtf import read_rtf
-from sebp_edge.reading.readers import read_all
 
 
 def read(folder, body: str | bytes, begin: str = r"{\rtf1\ansi\ansicpg1252\deff0 ") -> str:

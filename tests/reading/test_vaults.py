@@ -5,10 +5,9 @@ import zipfile
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, write_file
+from reading import contents, left_out, read_all, read_texts, write_file
 
 from sebp_edge.ask.index import Index
-from sebp_edge.reading.readers import read_all, read_texts
 
 
 @pytest.fixture
