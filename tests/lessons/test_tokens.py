@@ -109,6 +109,7 @@ def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_specia
     assert tokenised(text, tokenizer, split_special_tokens) == whole
 
 
+@pytest.mark.slow
 def test_if_windows_agree_one_window_at_a_time_is_tokenised(monkeypatch):
     tokenizer, lengths = local_tokenizer(resolve("tiny")), []
 

@@ -257,6 +257,7 @@ def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     assert 0.75 * predicted < live.peak < predicted
 
 
+@pytest.mark.slow
 def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_path):
     sizes = SIZES | {"vocab_size": 40_000, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 

@@ -71,6 +71,7 @@ def test_on_a_gpu_buckets_hold_what_is_computed_once():
     assert shared.trained_tokens == shared.trained[0].cost
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
     works, count = [], AmountOfWork.of

@@ -128,6 +128,7 @@ def test_small_passes_give_the_same(model, fill_by, monkeypatch):
         assert decode(model, make_prompts()) == expected
 
 
+@pytest.mark.slow
 def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
     prompts, sampling = make_prompts(), Sampling(12, temperature=0, repetition_penalty=1.7)
     found = Decoder(model).decode(prompts, ENDS, sampling)

@@ -317,6 +317,7 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, ra
         assert not found[0][[row for row in range(num_rows) if row not in active]].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poisoned_memory):
     with_shares_of(32, monkeypatch)

@@ -28,6 +28,7 @@ def test_gradients_are_those_of_whole_mlps(family, adapt, options, chunk_rows):
     assert_close(found, all_gradients(model, 0, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 5, 19, 10**6])
 def test_chunks_have_any_size(number, chunk_rows):
     chunk_rows(number)

@@ -80,6 +80,7 @@ def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
     assert left_out(tmp_path) == {"a.docx": "words that were not read: 2 of 4"}
 
 
+@pytest.mark.slow
 def test_a_bomb_beside_the_text_of_a_word_file_is_not_unpacked(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.docx", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("word/document.xml", "<w:document xmlns:w='w'><w:body><w:t>a</w:t></w:body></w:document>")
@@ -97,6 +98,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", sorted(COUNTED.keys() - {*PACKED, ".htm", ".markdown"}))
 def test_counting_takes_linear_time(tmp_path, ending):
     for piece in PIECES:

@@ -207,6 +207,7 @@ def test_apple_notes_that_were_exported_as_pages_are_read(tmp_path):
 # -------------------------------------------------------------------------------------------------------- damaged files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.enex", "a.jex"])
 def test_damaged_exports_are_read_in_part_or_refused(tmp_path, folder, name):
     whole = enex(note("<div>One</div>"), note("<ul><li>Two</li></ul>", more=RESOURCE)).encode()

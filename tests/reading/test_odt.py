@@ -159,6 +159,7 @@ def test_encrypted_and_other_documents_are_refused(folder):
     assert left_out(folder) == {"a.odt": encrypted, "b.odt": encrypted, "c.odt": DAMAGED, "d.fodt": DAMAGED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

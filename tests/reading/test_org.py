@@ -41,6 +41,7 @@ def test_an_org_file_without_text_is_left_out(folder):
     assert left_out(folder) == {"a.org": "empty"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"])
 def test_no_org_file_takes_long(folder, piece):
     write_file(folder, "a.org", piece * (500_000 // len(piece)))

@@ -58,6 +58,7 @@ def steps_of_notes(order: random.Random, batch_tokens: int, max_rows: int = 4096
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1, 0.3])
 @pytest.mark.parametrize("batch_tokens", [100, 512, 1024, 4096, 16384])
 def test_a_long_training_needs_few_buckets_and_wastes_little(batch_tokens, share):

@@ -76,6 +76,7 @@ def forgetting_prefixes(*states_and_lengths, prefixes):
     return sequence_attention_(*states_and_lengths)
 
 
+@pytest.mark.slow
 def test_attention_that_ignores_a_shared_prefix_is_detected_and_not_used(monkeypatch):
     model = make(HOISTED["llama"])
     monkeypatch.setattr(hoist, "sequence_attention_", forgetting_prefixes)

@@ -54,6 +54,7 @@ def assert_close(found, expected, tolerance=2e-5):
         assert (found[name] - truth).norm() <= tolerance * truth.norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 @pytest.mark.parametrize("compress_statistics", [True, False])
 def test_every_projection_is_plain_and_dequantises_to_its_packed_matrix(quant_type, compress_statistics):

@@ -114,6 +114,7 @@ def assert_same_gradients(found, expected):
 
 
 # One caps its logits. Families otherwise differ below these, as above.
+@pytest.mark.slow
 @pairwise(
     family=["llama", "gemma2"],
     adapt=["full", "lora"],

@@ -52,6 +52,7 @@ def test_a_trial_is_ended_at_any_layer_and_leaves_the_model_as_it_was():
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_a_model_that_has_passed_with_its_adapter_and_without_is_not_tried_again():
     calls = []
     model = get_peft_model(make_llama(), LoraConfig(r=2, target_modules="all-linear"))

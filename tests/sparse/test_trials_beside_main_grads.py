@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from against_dense import with_adapter
 from builders import IGNORE, make_llama
@@ -11,6 +12,7 @@ from sebp_edge.engine.sparse.rows.batches import pack
 from sebp_edge.values.example import Example
 
 
+@pytest.mark.slow
 def test_a_trial_adds_nothing_to_main_grads(kernels, fused_modules):
     model = with_adapter(make_llama(num_hidden_layers=1))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -115,6 +115,7 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [300, 700])
 def test_too_little_memory_for_one_example_raises_one_sentence_and_releases_memory(make, number, monkeypatch):
     made, personalizer, events = [], make(), []

@@ -209,6 +209,7 @@ def test_a_row_that_is_certain_draws_nothing():
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_graphs")
 @pytest.mark.parametrize(("path", "method"), [("hoisted", "full"), ("padded", "lora"), ("graphs", "lora")])
 def test_a_model_has_nothing_to_learn_of_itself(base, path, method, monkeypatch):

@@ -135,6 +135,7 @@ def phases(events):
     return [event.phase for event in events if isinstance(event, TrainingStarted)]
 
 
+@pytest.mark.slow
 def test_a_last_training_begins_in_the_judged_state(make):
     began = []
 

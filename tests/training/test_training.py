@@ -76,6 +76,7 @@ def test_two_trainings_with_one_seed_are_bitwise_equal(base, examples):
     assert not all(torch.equal(a, b) for a, b in zip(one, different, strict=True))
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_the_gradient(base, examples):
     trainer = make_trainer(base, examples)
 

@@ -201,6 +201,7 @@ def test_after_start_again_a_training_repeats_the_first_one():
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 
 
+@pytest.mark.slow
 def test_every_micro_batch_is_a_step_after_one_notice():
     events = []
     with make_learner(make_llama().bfloat16(), events.append) as learner:
