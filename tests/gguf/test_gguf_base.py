@@ -149,9 +149,9 @@ def test_models_lists_files_in_given_folders_with_licence_and_size(gguf_file, in
 @pytest.mark.parametrize(
     ("precision", "num_layers", "sizes", "bound"),
     [
-        ("full", 6, {"hidden_size": 768, "intermediate_size": 2048}, 1.3),
+        ("full", 12, {"hidden_size": 768, "intermediate_size": 2048}, 1.3),
         # Here the largest weight in fp32, several times, and the modules are a large share.
-        ("4 bits", 16, {"hidden_size": 512, "intermediate_size": 1024}, 1.6),
+        ("4 bits", 32, {"hidden_size": 512, "intermediate_size": 1024}, 1.6),
     ],
 )
 def test_loading_takes_little_more_memory_than_the_weights(tokenizer, tmp_path, precision, num_layers, sizes, bound):
@@ -160,7 +160,7 @@ def test_loading_takes_little_more_memory_than_the_weights(tokenizer, tmp_path, 
     model.model.layers.extend(list(model.model.layers) * (num_layers - 1))
     model.config.num_hidden_layers = num_layers
     path = write_gguf(tmp_path / "large.gguf", model, tokenizer, Kind.Q8_0)
-    peak = peak_of_loading(path, precision); print("PEAK", peak); assert 0.9 < peak < bound
+    assert 0.9 < peak_of_loading(path, precision) < bound
 
 
 def test_models_describes_folders_that_hold_no_usable_model(model_folder, tmp_path):

@@ -35,13 +35,18 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
         if value is not None:
             add(writer, key, value)
     names = tensor_names(name)
+    made = {}
     for key, weight in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        weight = stored(name, key, weight.float(), config).numpy()
-        fits = weight.ndim == 2 and weight.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-        data = gguf.quantize(weight, kind) if fits and kind != Kind.F32 else weight
-        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=kind if fits else None)
+        # A layer that is there many times is quantised once.
+        same = weight.data_ptr(), *key.split(".")[-2:]
+        if same not in made:
+            data = stored(name, key, weight.float(), config).numpy()
+            fits = data.ndim == 2 and data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+            made[same] = gguf.quantize(data, kind) if fits and kind != Kind.F32 else data, kind if fits else None
+        data, raw_dtype = made[same]
+        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=raw_dtype)
     for key, values in (tensors or {}).items():
         writer.add_tensor(key, np.array(values, dtype=np.float32))
     finish(writer)
