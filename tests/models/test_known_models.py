@@ -13,7 +13,7 @@ import torch
 from known_shapes import configs
 from model_families import MODELS
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge import Personalizer
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.engine.memory.known_machine import recall_machine, remember_machine
 from sebp_edge.engine.memory.shape_reader import read_shape
@@ -27,9 +27,11 @@ from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import silent
 from sebp_edge.machine.process import memory_of
+from sebp_edge.recipe import Recipe
 from sebp_edge.run.job import JobSink
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.texts_call import KnownCall, NotKnown
+from sebp_edge.store.adapter_store import AdapterStore
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from builders import dataset_of, make_examples, make_llama
 
-from sebp_edge import Analysis, Personalizer
+from sebp_edge import Personalizer
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages import chart
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.research.analysis.analysis import analyze
+from sebp_edge.research.analysis.analysis import Analysis, analyze
 from sebp_edge.research.analysis.gradient_sparsity import HeatMap
 from sebp_edge.research.analysis.report import MARK
 

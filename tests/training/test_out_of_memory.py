@@ -158,20 +158,6 @@ def test_running_out_of_memory_while_the_last_layer_is_verified_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_a_step_in_several_micro_batches_has_the_loss_and_gradients_of_a_single_one(base, case, monkeypatch):
-    recipe, padded, prompt = CASES[case]
-    examples = uneven_examples(prompt)
-    with recovering_learner(base, examples, recipe, padded=padded) as learner:
-        whole = gradients(learner, examples, Failing(), monkeypatch)
-    with recovering_learner(base, examples, recipe, max_rows=128 if padded else 60, padded=padded) as learner:
-        assert len(learner.limit.cut(outlined(learner, examples))) > 2
-        parts = gradients(learner, examples, Failing(), monkeypatch)
-    for one, other in zip(parts, whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("case", ["padded", "full"])
 def test_running_out_of_memory_in_a_later_micro_batch_restarts_the_step(base, case, monkeypatch):
     recipe, padded, prompt = CASES[case]
