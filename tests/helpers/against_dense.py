@@ -87,12 +87,21 @@ def all_gradients(model, checkpoints, prompt=0, lengths=LENGTHS, **options):
 def assert_same(expected, found, tolerance):
     (dense_loss, dense), (sparse_loss, sparse) = expected, found
     assert abs(dense_loss - sparse_loss) <= tolerance * dense_loss
-    assert dense.keys() == sparse.keys()
-    largest = max(gradient.norm() for gradient in dense.values())
+    assert_same_gradients(dense, sparse, tolerance, 1e-15)
+
+
+def assert_same_gradients(expected, found, tolerance=1e-5, noise=1e-7):
+    """Compares gradients by their norms.
+
+    Args:
+        noise: allowed besides, relative to the largest gradient: one that is zero in exact arithmetic, such as that of
+            a key's bias, is noise far below the others.
+    """
+    assert expected.keys() == found.keys()
+    largest = max(gradient.norm() for gradient in expected.values())
     assert largest > 0
-    for name, gradient in dense.items():
-        # A gradient that is zero in exact arithmetic, such as that of a key's bias, is noise far below the others.
-        assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
+    for name, gradient in expected.items():
+        assert (gradient - found[name]).norm() <= tolerance * gradient.norm() + noise * largest, name
 
 
 def assert_same_training(model, batch):

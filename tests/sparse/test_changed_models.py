@@ -9,7 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import assert_same, gradients, loss_and_gradients, padded_batch
+from against_dense import assert_same, assert_same_gradients, gradients, loss_and_gradients, padded_batch
 from builders import checkpoint_activations, make_llama, row_losses
 from model_families import DECODERS, make_decoder
 from peft import LoraConfig, get_peft_model
@@ -473,7 +473,7 @@ def assert_follows(make, change):
         change(expected), change(model)
         found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
     _, dense = loss_and_gradients(expected, batch)
-    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+    assert_same_gradients(dense, found, 1e-5, 1e-15)
 
 
 @pytest.mark.parametrize("change", HOISTED_CHANGES.values(), ids=HOISTED_CHANGES)
@@ -519,7 +519,7 @@ def test_a_model_whose_trial_was_interrupted_after_a_change_is_tried_again_by_th
             row_losses(hoisted, batch["input_ids"], plan)
         found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
     _, dense = loss_and_gradients(expected, batch)
-    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+    assert_same_gradients(dense, found, 1e-5, 1e-15)
     assert model.config._attn_implementation == "sdpa"
 
 
