@@ -1,13 +1,12 @@
 """Makes padded batches, and compares losses and gradients with those of a dense model."""
 
 import torch
-from builders import IGNORE, row_losses
+from builders import IGNORE, batch_losses
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from sebp_edge import sparsify
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.research import RowPlan
 
 LENGTHS = (11, 1, 24, 6)
 
@@ -79,9 +78,8 @@ def gradients(model, losses):
 
 def all_gradients(model, checkpoints, prompt=0, lengths=LENGTHS, **options):
     batch = padded_batch(lengths, prompt=prompt)
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model, checkpoints=checkpoints, **options) as rows:
-        return gradients(model, row_losses(rows, batch["input_ids"], plan))
+        return gradients(model, batch_losses(rows, batch))
 
 
 def assert_same(expected, found, tolerance):

@@ -27,7 +27,7 @@ from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
-from sebp_edge.research import ActiveTokens
+from sebp_edge.research import ActiveTokens, RowPlan
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
@@ -162,6 +162,11 @@ def row_losses(rows, input_ids, plan):
     if isinstance(rows, Hoisted):
         return rows.row_losses(ActiveTokens.gather(input_ids, plan))
     return rows.row_losses(input_ids, plan)
+
+
+def batch_losses(rows, batch):
+    """The losses of a padded batch's loss rows."""
+    return row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
 def make_examples(lengths, prompt=0):

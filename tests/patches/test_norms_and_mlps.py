@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch
-from builders import SIZES, make_llama, row_losses
+from builders import SIZES, batch_losses, make_llama
 from model_families import MODELS
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
@@ -72,7 +72,7 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
         expected_gradients = gradients(model, expected)
     with Hoisted(model) as hoisted:
         replaced = [type(module).__name__ for module in hoisted._small_ops.replaced]
-        found = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        found = batch_losses(hoisted, batch)
         found_gradients = gradients(model, found)
     assert tuple(sum(end in name for name in replaced) for end in ("RMSNorm", "MLP")) == REPLACED[family]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -220,9 +220,8 @@ def kept_and_gradients(model, batch, recomputes_norms):
         if not recomputes_norms:
             for group in hoisted._fused_lora._groups:
                 group._source_of = only_gates(group._source_of)
-        plan = RowPlan.from_labels(batch["labels"])
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            losses = row_losses(hoisted, batch["input_ids"], plan)
+            losses = batch_losses(hoisted, batch)
         return sum(kept.values()), gradients(model, losses)
 
 
@@ -284,7 +283,7 @@ def test_nothing_is_kept_after_the_backward_pass():
         if name.endswith(("layernorm", "up_proj", "down_proj")):
             module.register_forward_hook(record)
     with Hoisted(model) as hoisted:
-        losses = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        losses = batch_losses(hoisted, batch)
         assert not all(storage.expired() for storage in storages)
         # Without the garbage collector, which would free reference cycles.
         gc.disable()
@@ -303,5 +302,5 @@ def test_no_sources_are_recorded_without_gradients():
         norm = hoisted._small_ops.replaced[0]
         out = norm(torch.randn(1, 3, 32))
         assert hoisted._small_ops.source_of(out) is None
-        row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        batch_losses(hoisted, batch)
         assert len(hoisted._small_ops._sources) == 0

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from builders import make_encoder, make_encoder_batch, make_llama, row_losses
+from builders import batch_losses, make_encoder, make_encoder_batch, make_llama
 from failing_memory import Failing
 from peft import LoraConfig, get_peft_model
 
@@ -20,7 +20,7 @@ from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.engine.sparse.patches.patch import Patch
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
 from sebp_edge.errors import SparsityError
-from sebp_edge.research import HoistedEncoder, RowPlan, Sparsified, sparsify
+from sebp_edge.research import HoistedEncoder, Sparsified, sparsify
 
 
 def part(make, *given):
@@ -147,7 +147,7 @@ def losses_of(handle):
         return handle.losses(batch)
     if isinstance(handle, Sparsified) and "attention_mask" in batch:
         return handle.model(**batch).loss
-    return row_losses(handle, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+    return batch_losses(handle, batch)
 
 
 @pytest.mark.parametrize("kind", HANDLES)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import assert_same, assert_same_gradients, gradients, loss_and_gradients, padded_batch
-from builders import checkpoint_activations, make_llama, row_losses
+from builders import batch_losses, checkpoint_activations, make_llama, row_losses
 from model_families import DECODERS, make_decoder
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -467,11 +467,10 @@ HOISTED_CHANGES = {
 def assert_follows(make, change):
     """Checks that the gradients of a hoisted model are the dense ones after the model has changed."""
     batch, expected, model = padded_batch(prompt=5), make(), make()
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as hoisted:
-        gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+        gradients(model, batch_losses(hoisted, batch))
         change(expected), change(model)
-        found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+        found = gradients(model, batch_losses(hoisted, batch))
     _, dense = loss_and_gradients(expected, batch)
     assert_same_gradients(dense, found, 1e-5, 1e-15)
 
@@ -494,13 +493,12 @@ def test_a_head_untied_between_hoisted_steps_gets_its_own_gradient():
 @pytest.mark.parametrize("name", ["hook that mixes rows", "forward that mixes rows", "table of hooks replaced"])
 def test_a_model_that_is_exact_no_longer_is_hoisted_no_longer(name):
     batch, model = padded_batch(), dense_model()
-    plan = RowPlan.from_labels(batch["labels"])
     hoisted, _ = hoist_if_exact(model, [[5, 6, 7, 8, 9, 10], [8, 9, 10]], 2)
     with hoisted:
-        row_losses(hoisted, batch["input_ids"], plan)
+        batch_losses(hoisted, batch)
         CHANGES[name](model)
         with pytest.raises(SparsityError, match=r"has changed .* (differ from the padded ones|read each other)"):
-            row_losses(hoisted, batch["input_ids"], plan)
+            batch_losses(hoisted, batch)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -549,7 +547,7 @@ def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(m
         with hoisted:
             assert reason is None
             batch = padded_batch(prompt=5)
-            row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+            batch_losses(hoisted, batch)
         return len(trials)
 
     model = lora_model()
@@ -573,12 +571,11 @@ def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(m
 @pytest.mark.parametrize("name", ["head with a bias", "hook on the head", "head's forward replaced"])
 def test_a_hoisted_model_refuses_a_head_that_it_would_not_call(name):
     batch, model = padded_batch(), dense_model()
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as hoisted:
-        row_losses(hoisted, batch["input_ids"], plan)
+        batch_losses(hoisted, batch)
         CHANGES[name](model)
         with pytest.raises(SparsityError, match="head"):
-            row_losses(hoisted, batch["input_ids"], plan)
+            batch_losses(hoisted, batch)
 
 
 def test_layers_stacked_in_inference_mode_can_be_trained():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from against_dense import loss_and_gradients, padded_batch
-from builders import make_llama, row_losses
+from builders import batch_losses, make_llama
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +15,6 @@ from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import QuantisedWeight
-from sebp_edge.research import RowPlan
 
 bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
 
@@ -103,7 +102,7 @@ def test_hoisted_rows_train_like_peft():
     expected_loss, expected = loss_and_gradients(model, batch)
     model.zero_grad()
     with Hoisted(model) as hoisted:
-        loss = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).mean()
+        loss = batch_losses(hoisted, batch).mean()
         loss.backward()
     torch.testing.assert_close(loss.detach(), expected_loss)
     assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, expected)
@@ -155,7 +154,7 @@ class Dequantisations(TorchDispatchMode):
 def hoisted_gradients(model, hoisted, batch):
     model.zero_grad()
     with Dequantisations() as dequantisations:
-        loss = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).mean()
+        loss = batch_losses(hoisted, batch).mean()
         loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), gradients, dequantisations.number

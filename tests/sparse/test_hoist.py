@@ -3,7 +3,7 @@
 import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch, record_inputs, with_lora
-from builders import make_examples, make_llama, row_losses
+from builders import batch_losses, make_examples, make_llama, row_losses
 from model_families import MODELS
 from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
@@ -25,11 +25,10 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, l
     if adapt == "lora":
         model = with_lora(model)
     batch = padded_batch(prompt=prompt)
-    plan = RowPlan.from_labels(batch["labels"])
     expected = dense_losses(model, batch)
     expected_gradients = gradients(model, expected)
     with level(model) as rows:
-        found = row_losses(rows, batch["input_ids"], plan)
+        found = batch_losses(rows, batch)
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert_same_gradients(expected_gradients, found_gradients)
@@ -72,7 +71,7 @@ def test_a_model_whose_attention_is_not_causal_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[1].self_attn.is_causal = False
     with pytest.raises(SparsityError, match="Its attention is not causal"), Hoisted(model) as hoisted:
-        row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        batch_losses(hoisted, batch)
 
 
 def test_attention_refuses_options_that_it_does_not_implement():
@@ -90,7 +89,7 @@ def test_a_model_with_absolute_positions_has_the_dense_losses():
     with torch.no_grad():
         expected = dense_losses(model, batch)
         with Hoisted(model) as hoisted:
-            found = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+            found = batch_losses(hoisted, batch)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
