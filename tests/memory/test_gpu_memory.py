@@ -24,10 +24,7 @@ from sebp_edge.machine import devices, process, stacks
 from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.machine.process import memory_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 RECIPE = Recipe(name="test", description="", r=16, epochs=1, batch_tokens=8000, context_length=512)
 

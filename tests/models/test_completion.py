@@ -318,7 +318,6 @@ def test_an_edited_text_is_completed_as_by_a_fresh_decoder(plain, llama):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_an_edited_text_is_completed_on_a_gpu_as_by_a_fresh_decoder(plain, llama):
     draw, text = random.Random(), random_text(random.Random())
     model = copy.deepcopy(llama).cuda()

@@ -396,7 +396,6 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypatch):
@@ -419,7 +418,6 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_a_model_that_waits_for_the_gpu_is_answered_eagerly():
     model, notices = make_llama().eval().cuda(), []
     expected = decode(model, make_prompts())

@@ -332,7 +332,6 @@ def test_dropout_zeroes_the_given_share_of_weights_and_scales_the_others(scores)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
 def test_dropout_zeroes_the_given_share_of_weights_on_a_gpu(scores):
     assert_weights_are_dropped(scores, torch.bfloat16, "cuda", {"rtol": 2e-2, "atol": 1e-3})
@@ -394,7 +393,6 @@ def test_a_block_with_attention_dropout_is_not_replaced():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BIDIRECTIONAL])
 @pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256)])
 @pytest.mark.parametrize("longest", [196, 128, 64, 29])
@@ -429,7 +427,6 @@ def test_heads_are_grouped_with_the_keys_that_they_share():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("heads", [(24, 8, 128), (12, 12, 64), (9, 3, 64)])
 @pytest.mark.parametrize("rotates", [True, False])
 def test_groups_of_heads_have_the_gradients_of_all_heads_at_once(heads, rotates):
@@ -453,7 +450,6 @@ def test_groups_of_heads_have_the_gradients_of_all_heads_at_once(heads, rotates)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("heads", [(24, 8, 128), (9, 3, 64)])
 def test_attention_of_short_sequences_runs_in_a_captured_graph_on_other_sequences(heads):
     lengths, others = [57, 33, 0, 128, 1, 0], [0, 100, 99, 5, 7, 8]

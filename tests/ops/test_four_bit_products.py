@@ -377,7 +377,6 @@ def test_recomputed_inputs_and_changed_adapters_are_used():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_a_weight_may_have_more_than_2_to_the_31_elements():
     num_outputs, num_inputs, last = 2**20 + 64, 2**11, 64
     weight = in_4_bits(num_outputs, num_inputs)

@@ -384,7 +384,6 @@ def test_hoisting_a_model_twice_is_refused():
 
 # Runs on our own kernels, and for some lengths on torch's flash attention.
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("lengths", [(90, 1, 128, 33), (200, 17, 129, 1)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_gradients_on_a_gpu_err_no_more_than_dense(family, head, lengths, dtype):

@@ -15,10 +15,6 @@ from sebp_edge.engine.training import captured_gradients
 from sebp_edge.errors import CannotCapture, MachineError
 from sebp_edge.research import ActiveTokens, CapturedGradients, HoistedEncoder, RowPlan
 
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
 LENGTHS = [(90, 1, 128, 33), (17, 40), (9, 9, 9, 9, 9), (200, 17, 129, 1)]
 
 
@@ -177,7 +173,7 @@ def test_warm_up_leaves_existing_gradients_unchanged(plain, at_once, limit_gradi
 
 
 class TestOnAGpu:
-    pytestmark = ON_GPU
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("head", ["sequence", "token"])

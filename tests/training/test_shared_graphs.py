@@ -13,10 +13,7 @@ from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.values.example import Example
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 
 FAMILIES = {
     "llama": lambda: make_llama(head_dim=32),

@@ -29,10 +29,6 @@ COLLATOR = Collator(64, 2)
 EXAMPLES = uneven_examples()
 # Some examples have a teacher, of many tokens or few.
 KS = [20, 0, 3, 20, 0, 20, 1, 20]
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
 
 
 def refuse_hoisting(model):
@@ -292,7 +288,7 @@ def whole(example):
 class TestOnAGpu:
     """Captured steps on teachers give the eager results."""
 
-    pytestmark = ON_GPU
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize(
         "options",
