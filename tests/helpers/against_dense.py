@@ -1,7 +1,7 @@
 """Makes padded batches, and compares losses and gradients with those of a dense model."""
 
 import torch
-from builders import IGNORE, batch_losses
+from builders import IGNORE, batch_losses, seeded
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
@@ -40,16 +40,14 @@ def encoder_batch(head, padding="right"):
 
 
 def with_lora(model, modules="all-linear"):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         lora = get_peft_model(model, LoraConfig(r=3, target_modules=modules, init_lora_weights=False))
     return lora.double()
 
 
 def with_adapter(model):
     config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with seeded(2):
         return get_peft_model(model, config).eval()
 
 

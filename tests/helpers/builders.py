@@ -34,6 +34,16 @@ from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 # The label that torch's losses ignore.
 IGNORE = torch.nn.CrossEntropyLoss().ignore_index
+
+
+@contextmanager
+def seeded(seed: int):
+    """Context with random numbers of its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
@@ -81,8 +91,7 @@ SIZES = {
 def make_llama(**changes) -> LlamaForCausalLM:
     """A random two-layer Llama, the same each time."""
     config = {**SIZES, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))
 
 
@@ -118,8 +127,7 @@ def make_encoder(family: str, head: str, dropout: float = 0.0, **changes) -> Pre
         drops = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
         kind = {"bert": BertConfig, "roberta": RobertaConfig}[family]
         config = kind(**(ENCODER_SIZES | drops | {"type_vocab_size": 2, "num_labels": 3} | changes))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with seeded(2):
         return ENCODER_HEADS[head].from_config(config).train()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import assert_same, assert_same_gradients, gradients, loss_and_gradients, padded_batch
-from builders import batch_losses, checkpoint_activations, make_llama, row_losses
+from builders import batch_losses, checkpoint_activations, make_llama, row_losses, seeded
 from model_families import DECODERS, make_decoder
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -42,8 +42,7 @@ def lora_model():
 @functools.cache
 def _lora_model():
     config = LoraConfig(r=3, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         return get_peft_model(dense_model(), config).double().train()
 
 
@@ -57,8 +56,7 @@ def doubled(_module, _inputs, output):
 
 def add_adapter(model, *targets, **options):
     config = LoraConfig(r=3, target_modules=list(targets), init_lora_weights=False, **options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seeded(4):
         model.add_adapter("other", config)
     model.set_adapter("other")
     model.double()
@@ -69,15 +67,13 @@ def layer_of(model):
 
 
 def resize_vocabulary(model):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model.resize_token_embeddings(VOCABULARY + 7, mean_resizing=False)
     model.double()
 
 
 def new_head(model):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model.set_output_embeddings(nn.Linear(HIDDEN, VOCABULARY, bias=False).double())
 
 
@@ -141,15 +137,13 @@ def replace_hooks(module, hook):
 
 
 def spectral_norm(model, module):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(6)
+    with seeded(6):
         parametrizations.spectral_norm(module)
     model.double()
 
 
 def two_layer_head(model):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model.lm_head = nn.Sequential(nn.Linear(HIDDEN, 8), nn.Linear(8, VOCABULARY)).double()
 
 

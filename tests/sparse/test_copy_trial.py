@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from builders import SIZES, make_llama
+from builders import SIZES, make_llama, seeded
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -49,8 +49,7 @@ HOISTED = {
 
 
 def make(config) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 

@@ -12,7 +12,7 @@ import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from against_dense import assert_same, assert_same_gradients, padded_batch, record_rows, with_lora
-from builders import IGNORE, checkpoint_activations, make_encoder, make_encoder_batch, make_llama
+from builders import IGNORE, checkpoint_activations, make_encoder, make_encoder_batch, make_llama, seeded
 from command import start
 from processes import Processes, process_group
 from torch import distributed, nn
@@ -62,8 +62,7 @@ def num_items(batch):
 def make(weights):
     if weights == "gpt2":
         sizes = {"vocab_size": 320, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
             return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=1)).double()
     model = make_llama(tie_word_embeddings=weights != "untied").double()

@@ -13,6 +13,7 @@ from builders import (
     make_encoder,
     make_encoder_batch,
     make_llama,
+    seeded,
 )
 from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
@@ -245,8 +246,7 @@ def test_dropout_has_the_padded_models_distribution(family, attention_only):
     drop = {"attention_dropout" if family == "distilbert" else "attention_probs_dropout_prob": 0.5}
     model = make_encoder(family, "sequence", **drop) if attention_only else make_encoder(family, "sequence", 0.3)
     batch = make_encoder_batch(family, "sequence", (9, 3, 16))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         dense, found = (logits_by_dropout(model, batch, hoisted) for hoisted in (False, True))
     assert float(dense.std(dim=0).min()) > 0
     # Five standard errors of a difference of means; of deviations, about five of theirs.

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from against_dense import assert_same, loss_and_gradients, padded_batch
-from builders import IGNORE, SIZES, make_llama
+from builders import IGNORE, SIZES, make_llama, seeded
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -126,8 +126,7 @@ def mixed_llama(mixer, gate, place, where, block=-1, kind=Mixed):
     model = make_llama()
     layer = model.model.layers[block]
     parent, name = {"mlp": (layer, "mlp"), "o_proj": (layer.self_attn, "o_proj"), "norm": (model.model, "norm")}[place]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         setattr(parent, name, kind(getattr(parent, name), mixer(), gate, where))
     return model.train()
 
@@ -264,8 +263,7 @@ def test_short_convolutions_after_the_last_layer_train_like_dense():
         num_experts_per_tok=2,
         sliding_window_size=16,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         model = AutoModelForCausalLM.from_config(config).float().train()
     batch = batch_with_gaps()
     dense = loss_and_gradients(model, batch)

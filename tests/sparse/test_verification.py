@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from against_dense import assert_same, encoder_batch, padded_batch, with_lora
-from builders import IGNORE, SIZES, make_llama
+from builders import IGNORE, SIZES, make_llama, seeded
 from model_families import ENCODERS
 from torch import nn
 from transformers import (
@@ -62,8 +62,7 @@ class PenalisedForCausalLM(LlamaForCausalLM):
 
 
 def make(kind, config):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return kind(config).double().train()
 
 
