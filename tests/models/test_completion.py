@@ -26,37 +26,9 @@ from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.lessons.prompts import encode_texts
 
 WORDS = [
-    *[
-        "ferry",
-        "ferries",
-        "feather",
-        "fe",
-        "don't",
-        "done",
-        "do",
-        "the",
-        "they",
-        "them",
-        "émigré",
-        "e\u0301tude",
-        "état",
-    ],
-    *[
-        "unbelievable",
-        "unbelieving",
-        "3.5",
-        "35",
-        "well-known",
-        "🏝️",
-        "👍🏽",
-        "👍",
-        "日本語",
-        "日本",
-        "東京",
-        "naïve",
-        "I",
-        "__init__",
-    ],
+    *("ferry", "ferries", "feather", "fe", "don't", "done", "do", "the", "they", "them", "émigré", "e\u0301tude"),
+    *("état", "unbelievable", "unbelieving", "3.5", "35", "well-known", "🏝️", "👍🏽", "👍", "日本語", "日本"),
+    *("東京", "naïve", "I", "__init__"),
 ]
 SIGNS = [" ", " ", " ", " ", "  ", ", ", ". ", "! ", "\n", "\n\n", "", "。", " (", ') "', "…\n", "\t"]
 

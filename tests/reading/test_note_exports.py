@@ -61,12 +61,8 @@ def test_what_of_evernotes_is_not_the_owners_text_is_counted(tmp_path):
     reading = read_all(write_file(tmp_path, "a.enex", enex(*notes)))
     assert [document.content for document in reading.documents] == ["Soup\n\nOpen", "Soup\n\nShop"]
     assert [item.reason for item in reading.left_out] == [
-        "attachments: 1",
-        "clippings of web pages, which others wrote: 1",
-        "encrypted notes: 1",
-        "encrypted passages: 1",
-        "notes without text: 1",
-        "tasks: 1",
+        *("attachments: 1", "clippings of web pages, which others wrote: 1", "encrypted notes: 1"),
+        *("encrypted passages: 1", "notes without text: 1", "tasks: 1"),
     ]
 
 

@@ -322,13 +322,7 @@ def test_texts_have_numbers_and_records_may_have_names(tmp_path):
     ]
     documents = read_texts(["a", *records, tmp_path / "r.jsonl"]).documents
     assert [document.name for document in documents] == [
-        None,
-        "Diary? 3",
-        None,
-        None,
-        None,
-        "r.jsonl, record 1",
-        "r.jsonl, record 2",
+        *(None, "Diary? 3", None, None, None, "r.jsonl, record 1", "r.jsonl, record 2"),
     ]
 
 

@@ -293,24 +293,8 @@ def test_notes_without_text_are_said_to_have_none(obsidian):
 @pytest.mark.parametrize(
     "piece",
     [
-        "[[",
-        "![[",
-        "%%",
-        "`",
-        "``",
-        "```\n",
-        "> [!",
-        "> ",
-        "{{",
-        "((",
-        "]](",
-        "- \n",
-        "\t- a\n",
-        "a::",
-        " ^a",
-        "|",
-        "<!--",
-        "$",
+        *("[[", "![[", "%%", "`", "``", "```\n", "> [!", "> ", "{{", "((", "]](", "- \n", "\t- a\n", "a::", " ^a"),
+        *("|", "<!--", "$"),
     ],
 )
 @pytest.mark.parametrize("app", ["obsidian", "logseq"])
