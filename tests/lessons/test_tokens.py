@@ -29,10 +29,7 @@ ODD = [
     "Ａｂｃ ﬁ ½ \u200d\ufeff\x00" * 80,
     "".join(chr(code) for code in range(0x20, 0x3000, 5)),
 ]
-TEXTS = {
-    "odd": "".join(ODD),
-    "both": "\n".join(text for pair in zip(NOTES, ODD, strict=False) for text in pair),
-}
+TEXTS = {"odd": "".join(ODD), "both": "\n".join(text for pair in zip(NOTES, ODD, strict=False) for text in pair)}
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"

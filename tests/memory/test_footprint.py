@@ -290,11 +290,7 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib):
 
 def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted():
     setup = TrainingSetup(
-        read_shape(resolve("llama-3.2-3b")),
-        Recipe.load("notes").with_defaults(),
-        True,
-        has_kernels=True,
-        itemsize=2,
+        read_shape(resolve("llama-3.2-3b")), Recipe.load("notes").with_defaults(), True, has_kernels=True, itemsize=2
     )
     footprint = predict_footprint(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
     # Measured before weights were joined with their adapters, which added 0.094 GiB to another peak.

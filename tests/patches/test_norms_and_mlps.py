@@ -25,14 +25,7 @@ from sebp_edge.ops import GatedInputs
 from sebp_edge.research import RowPlan
 
 # Norms and MLPs of two layers. A layer has two norms, four in Gemma, and two more of heads in Qwen 3 and Gemma 3.
-REPLACED = {
-    "llama": (5, 2),
-    "qwen3": (9, 2),
-    "mistral": (5, 2),
-    "gemma2": (9, 2),
-    "gemma3": (13, 2),
-    "phi3": (5, 0),
-}
+REPLACED = {"llama": (5, 2), "qwen3": (9, 2), "mistral": (5, 2), "gemma2": (9, 2), "gemma3": (13, 2), "phi3": (5, 0)}
 
 
 pytestmark = pytest.mark.usefixtures("fused_modules")
@@ -245,8 +238,7 @@ def test_norms_are_recomputed_bitwise_if_the_last_layer_computes_loss_rows_only(
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype"),
-    [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)],
+    ("device", "dtype"), [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)]
 )
 def test_a_norm_recomputed_before_an_mlp_has_bitwise_equal_gradients(device, dtype):
     model = with_lora(make_llama(hidden_size=96, intermediate_size=200)).to(device, dtype)

@@ -73,8 +73,7 @@ def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
         runs = "<w:r><w:t>Seen text. </w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>not seen</w:t></w:r>"
         archive.writestr(
-            "word/document.xml",
-            f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>",
+            "word/document.xml", f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>"
         )
     assert contents(tmp_path) == ["Seen text."]
     assert left_out(tmp_path) == {"a.docx": "words that were not read: 2 of 4"}

@@ -85,14 +85,8 @@ SEEN = {
         ),
         "Boxed",
     ),
-    "a table in a table": (
-        table(row("a", table(row("b", "c")) + paragraph("d"))),
-        "a | b | c d",
-    ),
-    "a table as a frame": (
-        table(row(paragraph("a") + paragraph("b") + table(row("c", "d")))),
-        "a\n\nb\n\nc | d",
-    ),
+    "a table in a table": (table(row("a", table(row("b", "c")) + paragraph("d"))), "a | b | c d"),
+    "a table as a frame": (table(row(paragraph("a") + paragraph("b") + table(row("c", "d")))), "a\n\nb\n\nc | d"),
     "a merged cell, once": (
         "<w:tbl><w:tr><w:tc><w:tcPr><w:gridSpan w:val='2'/></w:tcPr>" + paragraph("a") + "</w:tc><w:tc><w:tcPr>"
         "<w:vMerge w:val='restart'/></w:tcPr>"
@@ -108,10 +102,7 @@ SEEN = {
         "a | b\nc | d | ",
     ),
     "merged cells without a first one": (
-        table(
-            row("a", "b").replace("<w:tc>", "<w:tc><w:tcPr><w:vMerge/><w:hMerge/></w:tcPr>", 1),
-            row("c", "d"),
-        ),
+        table(row("a", "b").replace("<w:tc>", "<w:tc><w:tcPr><w:vMerge/><w:hMerge/></w:tcPr>", 1), row("c", "d")),
         "a | b\nc | d",
     ),
     "no hidden text": (paragraph(run("a") + run("b", "<w:vanish/>") + run("c", "<w:vanish w:val='0'/>")), "ac"),

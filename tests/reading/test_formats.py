@@ -105,8 +105,7 @@ def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
-    [("    a\n  b\n", "    a\n  b"), ("  a\n", "a"), (" \n  a\n b ", "  a\n b")],
+    ("written", "read"), [("    a\n  b\n", "    a\n  b"), ("  a\n", "a"), (" \n  a\n b ", "  a\n b")]
 )
 def test_a_first_line_keeps_its_indent_if_others_follow(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.txt", written)) == [read]

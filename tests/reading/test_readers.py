@@ -81,11 +81,7 @@ def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp
     for given in (folder, tmp_path / "shortcut"):
         assert contents(given) == ["Inside.", "This one is kept."]
         reason = "link to outside the folder; give the file itself"
-        assert left_out(given) == {
-            "out.txt": reason,
-            "deep/up.txt": reason,
-            "deep/inside.txt": "the same as in.txt",
-        }
+        assert left_out(given) == {"out.txt": reason, "deep/up.txt": reason, "deep/inside.txt": "the same as in.txt"}
     assert contents(folder / "out.txt") == contents(tmp_path / "beside.txt") == ["Elsewhere."]
 
 
@@ -322,7 +318,7 @@ def test_texts_have_numbers_and_records_may_have_names(tmp_path):
     ]
     documents = read_texts(["a", *records, tmp_path / "r.jsonl"]).documents
     assert [document.name for document in documents] == [
-        *(None, "Diary? 3", None, None, None, "r.jsonl, record 1", "r.jsonl, record 2"),
+        *(None, "Diary? 3", None, None, None, "r.jsonl, record 1", "r.jsonl, record 2")
     ]
 
 

@@ -8,10 +8,7 @@ from model_families import MODELS
 from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
 from teachers import taught
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-)
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from sebp_edge.engine.sparse.hoist import Hoisted, rows_attention
 from sebp_edge.engine.sparse.rows.batches import Collator, pack

@@ -9,14 +9,7 @@ from builders import IGNORE, SIZES, make_llama, seeded
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import (
-    CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    BartConfig,
-    LlamaForCausalLM,
-    PegasusConfig,
-    __version__,
-)
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, BartConfig, LlamaForCausalLM, PegasusConfig, __version__
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from sebp_edge import sparsify

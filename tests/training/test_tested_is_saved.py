@@ -90,11 +90,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "dtype"),
-    [("full", torch.float32), ("lora", torch.bfloat16)],
-    ids=str,
-)
+@pytest.mark.parametrize(("method", "dtype"), [("full", torch.float32), ("lora", torch.bfloat16)], ids=str)
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=False).adapt(notes_folder)
     assert (result.passed, result.trained_on_all, result.refit_loss) == (True, False, None)

@@ -153,11 +153,7 @@ def test_a_warm_up_changes_nothing():
 
 @pytest.mark.parametrize(
     ("method", "dtype", "kind"),
-    [
-        ("full", torch.bfloat16, UpdateInBackward),
-        ("full", torch.float32, Update),
-        ("lora", torch.float32, Update),
-    ],
+    [("full", torch.bfloat16, UpdateInBackward), ("full", torch.float32, Update), ("lora", torch.float32, Update)],
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
