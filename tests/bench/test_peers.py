@@ -201,6 +201,7 @@ def test_in_4_bits_the_reference_has_the_weights_of_the_trainers(tmp_path):
     assert (exact - expected).norm() > 0.01 * exact.norm()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_not_timed(tmp_path, short):
     job = make_job(tmp_path)
     process.make_reference(job)

@@ -107,6 +107,7 @@ def test_the_tokens_are_those_of_each_prompt_alone(family):
     assert len({len(new) for new in found}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"max_rows": 5}, {"max_cache_bytes": 1}, {"max_cache_bytes": 60000}])
 def test_batches_of_any_size_give_the_same(model, options):
     prompts, ends, expected = each_alone("llama")
@@ -381,6 +382,7 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "column_step", "cells"), [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999)]
 )

@@ -334,6 +334,7 @@ def refuses_tensor_parallelism(rank):
             wrapping(model)(**batches()[rank])
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_is_refused(processes):
     processes.run(refuses_tensor_parallelism)
 
@@ -365,6 +366,7 @@ def refuses_a_model_within_a_sharded_module(rank):
         outer(**batches()[rank])
 
 
+@pytest.mark.slow
 def test_a_model_within_a_sharded_module_is_refused(processes):
     processes.run(refuses_a_model_within_a_sharded_module)
 
