@@ -45,7 +45,7 @@ print("changed:", changed, "torch._inductor.compile_fx" in sys.modules)
 # What torch itself sets on import.
 OWN = {"TORCHINDUCTOR_CACHE_DIR"}
 LOUD = {"TOKENIZERS_PARALLELISM": "true", "PYTHONDEVMODE": "0", "CI": "true", "TERM": "xterm-256color"}
-# Any value switches the development mode on, which else fills each byte that is allocated: half of the test's time.
+# Any value switches the development mode on, which else fills all memory that is allocated.
 LOUD |= {"PYTHONMALLOC": "pymalloc"}
 
 
