@@ -118,7 +118,7 @@ def test_dequantised_weights_are_freed_first(reason, num_examples, tokenizer, tm
         learner.events.clear()
         failing = Failing(100) if reason == "the step failed" else Failing()
         if reason == "other programs":
-            monkeypatch.setattr(guard, "shortfall", lambda: 10**6)
+            guard.shortfall = lambda: 10**6
         found = gradients(learner, examples[:num_examples], failing, monkeypatch)
         (notice,) = learner.events
         assert notice.message == "Memory is short, so from now on every pass dequantises all 4-bit weights."
