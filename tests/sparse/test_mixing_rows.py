@@ -150,7 +150,7 @@ def assert_dense_while_the_gate_opens(model, tolerance, **options):
 # The loss without logits is in fp32.
 @pairwise(
     mixer=MIXERS,
-    gate=[0.0, 1e-6],
+    gate=[0.0, 1e-6, 1.0],
     place=["mlp", "o_proj", "norm"],
     where=["input", "output"],
     block=[-1, 0],
