@@ -66,7 +66,12 @@ def pytest_configure():
 
 
 def pytest_runtest_setup(item):
-    """Skips tests that leave others no memory on the GPU, where others run at the same time."""
+    """Skips tests that need a GPU where there is none, and those that leave others no memory where others run."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU, and there is none here")
     if item.get_closest_marker("fills_gpu") and int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("leaves other tests no memory on the GPU; run it with -n 0")
 

@@ -25,6 +25,7 @@ def test_both_steps_are_timed_and_the_shared_one_has_fewer_rows(short, capsys):
     assert " times_as_fast " in line
 
 
+@pytest.mark.slow
 def test_a_shared_step_that_is_wrong_is_not_timed(short, monkeypatch):
     inner = beginnings.share_beginnings
 

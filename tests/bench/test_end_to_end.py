@@ -3,14 +3,12 @@
 import sys
 
 import pytest
-import torch
 from builders import make_sentences
 from transformers import LlamaConfig
 
 from models import TINY
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.loading import load_base_model
-from sebp_edge.recipe import Recipe
+from sebp_edge import Personalizer
+from sebp_edge.events import silent
 from speed import end_to_end
 
 
@@ -90,7 +88,7 @@ def test_a_command_that_fails_is_not_timed():
 def test_the_sdk_loads_the_model_folder(tmp_path):
     config = LlamaConfig(vocab_size=9000, tie_word_embeddings=True, **TINY)
     end_to_end.make_folder(tmp_path / "model", config)
-    base = load_base_model(resolve(tmp_path / "model"), Recipe.load("notes"), torch.device("cpu"))
+    base = Personalizer(tmp_path / "model", device="cpu").in_use.load(silent)
     assert base.num_parameters == 9000 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
     assert max(base.tokenizer("Any text, 北京.")["input_ids"]) < 9000
     assert not list(tmp_path.glob("*.part"))

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
+from builders import IGNORE
 from failing_memory import PlainGraphs
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.ops import Moments
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
@@ -201,6 +201,7 @@ def test_in_4_bits_the_reference_has_the_weights_of_the_trainers(tmp_path):
     assert (exact - expected).norm() > 0.01 * exact.norm()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_not_timed(tmp_path, short):
     job = make_job(tmp_path)
     process.make_reference(job)

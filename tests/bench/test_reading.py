@@ -33,10 +33,7 @@ def test_a_number_of_notes_that_cannot_be_invented_is_refused(notes):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    ("kinds", "notes"),
-    [(TUNING, 60), (TUNING, 96), (TEST, 60)],
-)
+@pytest.mark.parametrize(("kinds", "notes"), [(TUNING, 60), (TUNING, 96), (TEST, 60)])
 def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, kinds, notes):
     person = know_people.person(seed, notes, kinds)
     texts = {note.file: note.text for note in person.notes}

@@ -36,6 +36,7 @@ def failing(name, error):
 # ------------------------------------------------------------------------------------------------------------ compare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengths", "prompt"), [((2,), 0), ((2, 9, 31), 4), ((32,), 0)], ids=str)
 def test_every_variant_computes_what_the_model_computes_without_padding(lengths, prompt):
     rows = compare(make_llama(), make_batch(lengths, prompt=prompt), rounds=1)
@@ -142,6 +143,7 @@ def test_a_variant_that_fails_has_its_row_and_the_others_go_on(error, status):
     assert good["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_in_a_later_round_is_reported_and_first_steps_are_not_timed():
     calls = []
 
@@ -162,6 +164,7 @@ def test_running_out_of_memory_in_a_later_round_is_reported_and_first_steps_are_
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_the_model_is_restored():
     model = make_llama()
     before = {name: vars(module).keys() for name, module in model.named_modules()}

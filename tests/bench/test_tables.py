@@ -86,6 +86,7 @@ def test_a_table_without_results_says_so(written):
     assert written('columns = [["way", "{way}"]]') == tables.NOT_RECORDED
 
 
+@pytest.mark.slow
 def test_every_table_is_in_a_document_and_can_be_written():
     pages = "".join(document.read_text(encoding="utf-8") for document in documents.DOCUMENTS)
     shown = set(re.findall(r"^<!-- table ([\w-]+) -->$", pages, re.MULTILINE))
@@ -94,6 +95,7 @@ def test_every_table_is_in_a_document_and_can_be_written():
         assert "|" in tables.table(name) or "`results/" in tables.table(name)
 
 
+@pytest.mark.slow
 def test_every_study_names_the_last_commit_with_its_script():
     pages = {page.name: page.read_text(encoding="utf-8") for page in evidence.RESULTS.parent.glob("*.md")}
     sections = [

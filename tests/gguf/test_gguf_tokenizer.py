@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from builders import CHAT_TEMPLATE, make_llama, make_tokenizer
 from gguf_files import write_gguf
-from llama_cpp import ask_llama_cpp
+from llama_cpp import ask_each
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -51,21 +51,23 @@ def write(path, vocabulary, **options):
     return write_gguf(path, make_llama(vocab_size=2000, num_hidden_layers=1), vocabulary, **options)
 
 
-def compare(path):
-    with GgufFile(path) as file:
-        tokenizer = tokenizer_of(file)
+def tokenizers_that_agree(paths):
+    """The tokenizers of files, whose tokens of all texts are llama.cpp's."""
     texts = ["\n\n".join(NOTES), *HARD]
-    found, _ = ask_llama_cpp(path, texts=texts)
-    different = [text for text, ids in zip(texts, found, strict=True) if tokenizer.encode(text).ids != ids]
-    assert not different, (len(different), repr(different[0][:200]))
-    return tokenizer
+    for path, (found, _) in zip(paths, ask_each(paths, texts=texts), strict=True):
+        with GgufFile(path) as file:
+            tokenizer = tokenizer_of(file)
+        different = [text for text, ids in zip(texts, found, strict=True) if tokenizer.encode(text).ids != ids]
+        assert not different, (path.stem, len(different), repr(different[0][:200]))
+        yield tokenizer
 
 
-@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_each_pre_tokenizer_gives_llama_cpps_tokens(pre, vocabulary, tmp_path):
+@pytest.mark.slow
+def test_each_pre_tokenizer_gives_llama_cpps_tokens(vocabulary, tmp_path):
     pytest.importorskip("xllamacpp")
-    tokenizer = compare(write(tmp_path / "model.gguf", vocabulary, pre=pre))
-    assert tokenizer.decode(tokenizer.encode(HARD[4]).ids) == HARD[4]
+    paths = [write(tmp_path / f"{pre}.gguf", vocabulary, pre=pre) for pre in PRE_TOKENIZERS]
+    for tokenizer in tokenizers_that_agree(paths):
+        assert tokenizer.decode(tokenizer.encode(HARD[4]).ids) == HARD[4]
 
 
 @pytest.mark.slow
@@ -90,7 +92,7 @@ def test_a_vocabulary_of_characters_gives_llama_cpps_tokens(begins_with_space, t
         tokenizer__ggml__add_space_prefix=begins_with_space,
         tokenizer__ggml__unknown_token_id=0,
     )
-    tokenizer = compare(path)
+    (tokenizer,) = tokenizers_that_agree([path])
     ids = tokenizer.encode("the old map 日本", add_special_tokens=False).ids
     assert tokenizer.decode(ids) == "the old map 日本"
 

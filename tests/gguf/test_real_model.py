@@ -15,13 +15,12 @@ from llama_cpp import ask_llama_cpp
 from load_memory import peak_of_loading
 from stored_adapter import RECORD
 
-from sebp_edge import Personalizer, Recipe
+from sebp_edge import AdapterRecord, Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model, local_tokenizer
 from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.export.read_back import MAX_DIFFERENCE
 from sebp_edge.store.record import RECORD as RECORD_FILE
-from sebp_edge.store.record import AdapterRecord
 
 FILE = os.environ.get("SEBP_EDGE_SMOLLM2")
 NOTES = [path.read_text("utf-8") for path in sorted((Path(__file__).parents[2] / "examples").rglob("*.md"))]

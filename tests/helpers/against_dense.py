@@ -1,13 +1,12 @@
 """Makes padded batches, and compares losses and gradients with those of a dense model."""
 
 import torch
-from builders import row_losses
+from builders import IGNORE, batch_losses, seeded
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForSequenceClassification
 
 from sebp_edge import sparsify
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 
 LENGTHS = (11, 1, 24, 6)
 
@@ -41,16 +40,14 @@ def encoder_batch(head, padding="right"):
 
 
 def with_lora(model, modules="all-linear"):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         lora = get_peft_model(model, LoraConfig(r=3, target_modules=modules, init_lora_weights=False))
     return lora.double()
 
 
 def with_adapter(model):
     config = LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with seeded(2):
         return get_peft_model(model, config).eval()
 
 
@@ -79,20 +76,28 @@ def gradients(model, losses):
 
 def all_gradients(model, checkpoints, prompt=0, lengths=LENGTHS, **options):
     batch = padded_batch(lengths, prompt=prompt)
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model, checkpoints=checkpoints, **options) as rows:
-        return gradients(model, row_losses(rows, batch["input_ids"], plan))
+        return gradients(model, batch_losses(rows, batch))
 
 
 def assert_same(expected, found, tolerance):
     (dense_loss, dense), (sparse_loss, sparse) = expected, found
     assert abs(dense_loss - sparse_loss) <= tolerance * dense_loss
-    assert dense.keys() == sparse.keys()
-    largest = max(gradient.norm() for gradient in dense.values())
+    assert_same_gradients(dense, sparse, tolerance, 1e-15)
+
+
+def assert_same_gradients(expected, found, tolerance=1e-5, noise=1e-7):
+    """Compares gradients by their norms.
+
+    Args:
+        noise: allowed besides, relative to the largest gradient: one that is zero in exact arithmetic, such as that of
+            a key's bias, is noise far below the others.
+    """
+    assert expected.keys() == found.keys()
+    largest = max(gradient.norm() for gradient in expected.values())
     assert largest > 0
-    for name, gradient in dense.items():
-        # A gradient that is zero in exact arithmetic, such as that of a key's bias, is noise far below the others.
-        assert (gradient - sparse[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
+    for name, gradient in expected.items():
+        assert (gradient - found[name]).norm() <= tolerance * gradient.norm() + noise * largest, name
 
 
 def assert_same_training(model, batch):

@@ -24,13 +24,25 @@ from transformers import (
 
 from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
+from sebp_edge.research import ActiveTokens, RowPlan
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
+
+# The label that torch's losses ignore.
+IGNORE = torch.nn.CrossEntropyLoss().ignore_index
+
+
+@contextmanager
+def seeded(seed: int):
+    """Context with random numbers of its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
 
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
 CHAT_TEMPLATE = (
@@ -79,8 +91,7 @@ SIZES = {
 def make_llama(**changes) -> LlamaForCausalLM:
     """A random two-layer Llama, the same each time."""
     config = {**SIZES, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return LlamaForCausalLM(LlamaConfig(**(config | changes)))
 
 
@@ -116,8 +127,7 @@ def make_encoder(family: str, head: str, dropout: float = 0.0, **changes) -> Pre
         drops = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), dropout)
         kind = {"bert": BertConfig, "roberta": RobertaConfig}[family]
         config = kind(**(ENCODER_SIZES | drops | {"type_vocab_size": 2, "num_labels": 3} | changes))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with seeded(2):
         return ENCODER_HEADS[head].from_config(config).train()
 
 
@@ -129,7 +139,7 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
     labels = torch.randint(0, 2, (size[0],) if head == "sequence" else size, generator=draw)
     if head != "sequence":
         # Padding and every third token have no label.
-        labels = labels.masked_fill(~mask | (torch.arange(length) % 3 == 1), -100)
+        labels = labels.masked_fill(~mask | (torch.arange(length) % 3 == 1), IGNORE)
     batch = {
         "input_ids": torch.randint(3, 320, size, generator=draw).masked_fill(~mask, 2),
         "attention_mask": mask.long(),
@@ -162,13 +172,18 @@ def row_losses(rows, input_ids, plan):
     return rows.row_losses(input_ids, plan)
 
 
+def batch_losses(rows, batch):
+    """The losses of a padded batch's loss rows."""
+    return row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
 def make_examples(lengths, prompt=0):
     """Examples of random tokens; the first `prompt` tokens have no loss, but the last one always has."""
     draw = torch.Generator().manual_seed(len(lengths))
     examples = []
     for number, length in enumerate(lengths):
         ids = torch.randint(3, 320, (length,), generator=draw).tolist()
-        labels = [-100 if position < min(prompt, length - 1) else token for position, token in enumerate(ids)]
+        labels = [IGNORE if position < min(prompt, length - 1) else token for position, token in enumerate(ids)]
         examples.append(Example(ids, labels, number))
     return examples
 

@@ -1,5 +1,6 @@
 """Writes models of transformers as GGUF files with the package `gguf`, as llama.cpp's converter does."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -33,18 +34,29 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
     for key, value in values.items():
         if value is not None:
             add(writer, key, value)
-    names = gguf.get_tensor_name_map(next(key for key, arch in gguf.MODEL_ARCH_NAMES.items() if arch == name), 99)
+    names = tensor_names(name)
+    made = {}
     for key, weight in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        weight = stored(name, key, weight.float(), config).numpy()
-        fits = weight.ndim == 2 and weight.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
-        data = gguf.quantize(weight, kind) if fits and kind != Kind.F32 else weight
-        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=kind if fits else None)
+        # A layer that is there many times is quantised once.
+        same = weight.data_ptr(), *key.split(".")[-2:]
+        if same not in made:
+            data = stored(name, key, weight.float(), config).numpy()
+            fits = data.ndim == 2 and data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+            made[same] = gguf.quantize(data, kind) if fits and kind != Kind.F32 else data, kind if fits else None
+        data, raw_dtype = made[same]
+        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=raw_dtype)
     for key, values in (tensors or {}).items():
         writer.add_tensor(key, np.array(values, dtype=np.float32))
     finish(writer)
     return path
+
+
+@functools.cache
+def tensor_names(name: str) -> gguf.TensorNameMap:
+    """The names of a family's tensors; looking them up takes longer than writing them."""
+    return gguf.get_tensor_name_map(next(key for key, arch in gguf.MODEL_ARCH_NAMES.items() if arch == name), 99)
 
 
 def finish(writer) -> None:

@@ -10,11 +10,24 @@ from triton.runtime import interpreter
 
 def work_once():
     """Saves two thirds of the interpreter's time. In a process that interprets kernels, none is compiled."""
+    _convert_numbers()
     _stay_patched()
     _remember_types()
     _remember_shapes()
     # Looks for overflows with six blocks of int64, and asserts nothing then: that takes the option `debug`.
     semantic.TritonSemantic.binary_op_sanitize_overflow_impl = lambda *_: None
+
+
+def _convert_numbers():
+    """Makes a block of one element a number as Triton 3.7 does; NumPy 2.4 refuses what Triton 3.6 does."""
+    patch = interpreter._patch_lang_tensor
+
+    @wraps(patch)
+    def patch_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda block: block.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor
 
 
 def _stay_patched():

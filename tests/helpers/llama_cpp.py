@@ -8,37 +8,43 @@ _CHILD = """
 import json, sys, urllib.request
 import xllamacpp
 
-task = json.load(sys.stdin)
-options = xllamacpp.CommonParams()
-options.model.path, options.n_ctx, options.n_parallel = task["path"], 512, 1
-options.warmup, options.verbosity = False, 0
-options.cpuparams.n_threads = 1
-server = xllamacpp.Server(options)
-
-def ask(what, **body):
+def ask(server, what, **body):
     request = urllib.request.Request(
         f"{server.listening_address}/{what}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
 
-tokens = [
-    ask("tokenize", content=text, add_special=True, parse_special=True)["tokens"] for text in task["texts"]
-]
 # Without this bias, there are no probabilities if the likeliest token is part of a character. They do not include it.
-options = {"n_predict": 1, "temperature": 0, "cache_prompt": False, "logit_bias": [["a", 1000]]}
-steps = [
-    ask("completion", prompt=ids, n_probs=task["n_probs"], **options)
-    ["completion_probabilities"][0]["top_logprobs"]
-    for ids in task["prompts"]
-]
-print(json.dumps([tokens, [[[token["id"], token["logprob"]] for token in step] for step in steps]]))
+step = {"n_predict": 1, "temperature": 0, "cache_prompt": False, "logit_bias": [["a", 1000]]}
+
+def answer(path, texts, prompts, n_probs):
+    options = xllamacpp.CommonParams()
+    options.model.path, options.n_ctx, options.n_parallel = path, 512, 1
+    options.warmup, options.verbosity = False, 0
+    options.cpuparams.n_threads = 1
+    server = xllamacpp.Server(options)
+    tokens = [ask(server, "tokenize", content=text, add_special=True, parse_special=True)["tokens"] for text in texts]
+    steps = [
+        ask(server, "completion", prompt=ids, n_probs=n_probs, **step)["completion_probabilities"][0]["top_logprobs"]
+        for ids in prompts
+    ]
+    return tokens, [[[token["id"], token["logprob"]] for token in step] for step in steps]
+
+task = json.load(sys.stdin)
+print(json.dumps([answer(path, task["texts"], task["prompts"], task["n_probs"]) for path in task["paths"]]))
 """
 
 
 def ask_llama_cpp(path, texts=(), prompts=(), n_probs=20):
     """Returns llama.cpp's tokens of texts, and the likeliest next tokens of prompts with their log-probabilities."""
-    task = {"path": str(path), "texts": list(texts), "prompts": list(prompts), "n_probs": n_probs}
+    (answer,) = ask_each([path], texts, prompts, n_probs)
+    return answer
+
+
+def ask_each(paths, texts=(), prompts=(), n_probs=20):
+    """Returns what `ask_llama_cpp` does for each of several files, in one process."""
+    task = {"paths": [*map(str, paths)], "texts": list(texts), "prompts": list(prompts), "n_probs": n_probs}
     done = subprocess.run(
         [sys.executable, "-c", _CHILD], input=json.dumps(task), capture_output=True, text=True, timeout=300, check=False
     )

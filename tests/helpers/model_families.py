@@ -1,7 +1,6 @@
 """Makes small random models of many families."""
 
-import torch
-from builders import SIZES, make_llama
+from builders import SIZES, make_llama, seeded
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -30,8 +29,7 @@ def no_defaults() -> dict:
 
 
 def make_model(config, attention="sdpa"):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
@@ -106,8 +104,7 @@ ENCODERS = {
 
 def make(kind, config):
     """Makes a model in training mode, in fp64."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with seeded(2):
         return kind.from_config(config).double().train()
 
 

@@ -1,12 +1,25 @@
-"""Calls the readers for tests, which compare contents, left-out items and error messages."""
+"""The one door to the readers for tests, which compare contents, left-out items and error messages."""
 
 from pathlib import Path
 
 import pytest
 
 from sebp_edge.errors import TextsError
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import LeftOut
+from sebp_edge.reading.readers import read_all, read_texts
+from sebp_edge.values.documents import Conversation, LeftOut, NotRead, PromptCompletion
+
+__all__ = [
+    "Conversation",
+    "NotRead",
+    "PromptCompletion",
+    "contents",
+    "is_count_of_words",
+    "left_out",
+    "read_all",
+    "read_texts",
+    "refusal",
+    "write_file",
+]
 
 
 def contents(texts) -> list:

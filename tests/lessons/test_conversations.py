@@ -231,6 +231,7 @@ def test_empty_and_repeated_turns_of_the_assistant_have_loss():
     assert parts_with_loss(messages, tokenizer) == [["<|im_end|>\n", "at home<|im_end|>\n"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM_2])
 def test_a_long_conversation_takes_seconds(template):
     content = " ".join(make_sentences(1500))

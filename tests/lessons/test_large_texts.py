@@ -13,6 +13,7 @@ from builders import make_tokenizer
 from command import process, python
 
 from memory.large_text import make_text
+from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.events import PreparationProgress
@@ -20,7 +21,6 @@ from sebp_edge.lessons import tokens
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.recipe import Recipe
 from sebp_edge.values import preparation_progress as progress
 from sebp_edge.values.documents import Document, PromptCompletion
 from sebp_edge.values.preparation_progress import Progress

@@ -159,6 +159,7 @@ def assert_no_relatives_on_two_sides(texts: list[str], drawn: Draw) -> None:
         assert sides[numbers[first]] == sides[numbers[second]]
 
 
+@pytest.mark.slow
 def test_no_near_duplicates_are_on_two_sides():
     for seed in range(2):
         folder = Path(__file__).parents[2] / "examples/notes"

@@ -165,6 +165,7 @@ def test_one_child_renders_many_conversations_and_ends_with_its_renderer():
     assert not psutil.pid_exists(child.pid)
 
 
+@pytest.mark.slow
 def test_a_child_that_has_ended_is_started_again():
     renderer = Renderer(SIMPLE)
     first = renderer.render(CHAT, (), {}, [(4, False)])
@@ -208,6 +209,7 @@ def test_a_child_whose_parent_does_not_end_it_ends(is_idle):
         assert child.wait(SECONDS) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows neither forks nor gives orphans another parent")
 def test_a_fork_renders_in_a_process_of_its_own_whatever_other_threads_do():
     tokenizer = make_tokenizer()

@@ -29,10 +29,7 @@ ODD = [
     "Ａｂｃ ﬁ ½ \u200d\ufeff\x00" * 80,
     "".join(chr(code) for code in range(0x20, 0x3000, 5)),
 ]
-TEXTS = {
-    "odd": "".join(ODD),
-    "both": "\n".join(text for pair in zip(NOTES, ODD, strict=False) for text in pair),
-}
+TEXTS = {"odd": "".join(ODD), "both": "\n".join(text for pair in zip(NOTES, ODD, strict=False) for text in pair)}
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -109,6 +106,7 @@ def test_windows_give_the_tokens_of_the_whole_text(tokenizer, name, split_specia
     assert tokenised(text, tokenizer, split_special_tokens) == whole
 
 
+@pytest.mark.slow
 def test_if_windows_agree_one_window_at_a_time_is_tokenised(monkeypatch):
     tokenizer, lengths = local_tokenizer(resolve("tiny")), []
 

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from sebp_edge import Recipe
 from sebp_edge.engine.memory.activations import Activations
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
@@ -32,13 +33,11 @@ from sebp_edge.engine.models.catalog import bundled_config, resolve
 from sebp_edge.engine.models.shape import LinearShape
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches import norms_and_mlps
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.training import loop, run
 from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.ops import attention, backend
-from sebp_edge.recipe import Recipe
+from sebp_edge.research import ActiveTokens, RowPlan
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
@@ -258,6 +257,7 @@ def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     assert 0.75 * predicted < live.peak < predicted
 
 
+@pytest.mark.slow
 def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_path):
     sizes = SIZES | {"vocab_size": 40_000, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
@@ -290,11 +290,7 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib):
 
 def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted():
     setup = TrainingSetup(
-        read_shape(resolve("llama-3.2-3b")),
-        Recipe.load("notes").with_defaults(),
-        True,
-        has_kernels=True,
-        itemsize=2,
+        read_shape(resolve("llama-3.2-3b")), Recipe.load("notes").with_defaults(), True, has_kernels=True, itemsize=2
     )
     footprint = predict_footprint(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
     # Measured before weights were joined with their adapters, which added 0.094 GiB to another peak.

@@ -24,10 +24,7 @@ from sebp_edge.machine import devices, process, stacks
 from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.machine.process import memory_of
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 RECIPE = Recipe(name="test", description="", r=16, epochs=1, batch_tokens=8000, context_length=512)
 
@@ -290,8 +287,5 @@ def test_a_budget_is_limited_to_the_memory_that_another_process_leaves(make):
         assert result.peak_memory_bytes <= plan.budget + 64 * 2**20
     assert any("of which other programs leave" in event.message for event in events if isinstance(event, Notice))
     torch.cuda.empty_cache()
-    with (
-        another_process_takes_memory(20_000_000),
-        pytest.raises(MachineError, match=r"close other programs"),
-    ):
+    with another_process_takes_memory(20_000_000), pytest.raises(MachineError, match=r"close other programs"):
         make(memory_budget="70GB").adapt(texts, fresh=True)

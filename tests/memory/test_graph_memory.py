@@ -12,10 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.usefixtures("free_captures")

@@ -42,11 +42,7 @@ class FullAdaptation:
         self.model = model.requires_grad_(True).eval()
 
 
-CASES = {
-    "lora": (RECIPE, False),
-    "padded": (RECIPE, True),
-    "full": (RECIPE.replace(method="full"), False),
-}
+CASES = {"lora": (RECIPE, False), "padded": (RECIPE, True), "full": (RECIPE.replace(method="full"), False)}
 
 
 def bits(tensors):

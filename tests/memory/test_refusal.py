@@ -7,11 +7,10 @@ import pytest
 import torch
 from builders import make_llama
 
-from sebp_edge import Personalizer
+from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import MachineError
-from sebp_edge.recipe import Recipe
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")

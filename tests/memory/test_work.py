@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from builders import make_sentences
+from builders import IGNORE, make_sentences
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Recipe
@@ -17,7 +17,6 @@ from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.sparse.rows.batches import pack
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.sparse.rows.schedule import RowLimit, Schedule
 from sebp_edge.engine.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.values.example import Example, outlines
@@ -72,6 +71,7 @@ def test_on_a_gpu_buckets_hold_what_is_computed_once():
     assert shared.trained_tokens == shared.trained[0].cost
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unassessed")
 def test_the_sizes_are_those_of_the_trainings_micro_batches(make, notes_folder, micro_batches, monkeypatch):
     works, count = [], AmountOfWork.of

@@ -87,14 +87,8 @@ def test_a_folder_without_a_config_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "missing",
     [
-        "./nowhere",
-        "/nowhere/model",
-        "~/nowhere",
-        "~nobody-of-that-name/model",
-        "a/b/c",
-        "c:\\models\\x",
-        "models/",
-        "..",
+        *("./nowhere", "/nowhere/model", "~/nowhere", "~nobody-of-that-name/model", "a/b/c", "c:\\models\\x"),
+        *("models/", ".."),
     ],
 )
 def test_a_missing_folder_is_refused(missing, tmp_path, monkeypatch):

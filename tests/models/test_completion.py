@@ -26,37 +26,9 @@ from sebp_edge.errors import ModelError, OptionError
 from sebp_edge.lessons.prompts import encode_texts
 
 WORDS = [
-    *[
-        "ferry",
-        "ferries",
-        "feather",
-        "fe",
-        "don't",
-        "done",
-        "do",
-        "the",
-        "they",
-        "them",
-        "émigré",
-        "e\u0301tude",
-        "état",
-    ],
-    *[
-        "unbelievable",
-        "unbelieving",
-        "3.5",
-        "35",
-        "well-known",
-        "🏝️",
-        "👍🏽",
-        "👍",
-        "日本語",
-        "日本",
-        "東京",
-        "naïve",
-        "I",
-        "__init__",
-    ],
+    *("ferry", "ferries", "feather", "fe", "don't", "done", "do", "the", "they", "them", "émigré", "e\u0301tude"),
+    *("état", "unbelievable", "unbelieving", "3.5", "35", "well-known", "🏝️", "👍🏽", "👍", "日本語", "日本"),
+    *("東京", "naïve", "I", "__init__"),
 ]
 SIGNS = [" ", " ", " ", " ", "  ", ", ", ". ", "! ", "\n", "\n\n", "", "。", " (", ') "', "…\n", "\t"]
 
@@ -318,7 +290,6 @@ def test_an_edited_text_is_completed_as_by_a_fresh_decoder(plain, llama):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_an_edited_text_is_completed_on_a_gpu_as_by_a_fresh_decoder(plain, llama):
     draw, text = random.Random(), random_text(random.Random())
     model = copy.deepcopy(llama).cuda()

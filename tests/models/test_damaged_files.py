@@ -18,13 +18,12 @@ from stored_adapter import RECORD, FakeAdaptation
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from formats.damage import damage
-from sebp_edge import AdapterStore, Recipe
+from sebp_edge import AdapterRecord, AdapterStore, Recipe
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.adaptation import attach, load
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
-from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes, devices and signals of Linux")
 

@@ -10,6 +10,7 @@ from builders import make_llama
 from model_families import DECODERS, MODELS, make_model
 from transformers import BloomConfig, FalconConfig, GenerationConfig
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models import captured_step, decoding
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.captured_step import size_holding
@@ -21,7 +22,6 @@ from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
-from sebp_edge.recipe import Recipe
 
 ENDS = [7, 8, 9, 10, 11, 12]
 TOGETHER = {**MODELS, **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "opt")}}
@@ -107,6 +107,7 @@ def test_the_tokens_are_those_of_each_prompt_alone(family):
     assert len({len(new) for new in found}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"max_rows": 5}, {"max_cache_bytes": 1}, {"max_cache_bytes": 60000}])
 def test_batches_of_any_size_give_the_same(model, options):
     prompts, ends, expected = each_alone("llama")
@@ -128,6 +129,7 @@ def test_small_passes_give_the_same(model, fill_by, monkeypatch):
         assert decode(model, make_prompts()) == expected
 
 
+@pytest.mark.slow
 def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
     prompts, sampling = make_prompts(), Sampling(12, temperature=0, repetition_penalty=1.7)
     found = Decoder(model).decode(prompts, ENDS, sampling)
@@ -380,6 +382,7 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
     assert notices == [Notice("Texts are generated without CUDA graphs, which is slower: it waits for the GPU.")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "column_step", "cells"), [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999)]
 )
@@ -395,7 +398,6 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypatch):
@@ -418,7 +420,6 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_a_model_that_waits_for_the_gpu_is_answered_eagerly():
     model, notices = make_llama().eval().cuda(), []
     expected = decode(model, make_prompts())

@@ -7,11 +7,11 @@ from dataclasses import asdict
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import dequantised_llama, make_llama, row_losses
+from builders import batch_losses, dequantised_llama, make_llama
 from typer.testing import CliRunner
 
 from quality import notes_quality
-from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterRecord, AdapterStore, Personalizer, Recipe
 from sebp_edge.cli.commands import app
 from sebp_edge.cli.console import NOT_BETTER
 from sebp_edge.engine.models.adaptation import attach, restore, snapshot, trainable
@@ -20,11 +20,9 @@ from sebp_edge.engine.models.generation import generate_text
 from sebp_edge.engine.models.loading import BaseModel, load_base_model
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import Interrupted, ModelError
 from sebp_edge.events import ModelLoaded
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge.research import Sparsified
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -89,12 +87,11 @@ def random_adaptation(base):
 
 
 def gradients(adaptation, level, batch):
-    plan = RowPlan.from_labels(batch["labels"])
     if level is None:
         loss = adaptation.model(**batch).loss
     else:
         with level(adaptation.model) as rows:
-            loss = row_losses(rows, batch["input_ids"], plan).mean()
+            loss = batch_losses(rows, batch).mean()
     loss.backward()
     found = [parameter.grad for parameter in trainable(adaptation)]
     for parameter in trainable(adaptation):

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import make_llama, row_losses
+from builders import batch_losses, make_llama
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models import loading
@@ -15,12 +15,11 @@ from sebp_edge.engine.models.fp8 import Fp8Linear, inputs_as_they_are, is_in_fp8
 from sebp_edge.engine.models.loading import BaseModel, load_base_model
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches import norms_and_mlps
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.events import ModelLoaded, Notice
 from sebp_edge.machine.fp8_support import refuse_without_fp8
 from sebp_edge.ops import Fp8Weight
+from sebp_edge.research import Sparsified
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -71,9 +70,8 @@ def random_adaptation(base, recipe=IN_FP8):
 
 
 def gradients(adaptation, level, batch):
-    plan = RowPlan.from_labels(batch["labels"])
     with level(adaptation.model) as rows:
-        loss = row_losses(rows, batch["input_ids"], plan).mean()
+        loss = batch_losses(rows, batch).mean()
     loss.backward()
     found = [parameter.grad for parameter in trainable(adaptation)]
     adaptation.model.zero_grad()

@@ -7,11 +7,11 @@ import torch
 from builders import make_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import attach, load, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, BaseModelMismatch
-from sebp_edge.recipe import Recipe
 
 RECIPE = Recipe.load("full")
 IDS = torch.arange(7, 71)[None]

@@ -6,12 +6,12 @@ import shutil
 import pytest
 import torch
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.generation import generate_text
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.errors import Interrupted, OptionError, TextsError
-from sebp_edge.recipe import Recipe
 
 
 def load(folder):

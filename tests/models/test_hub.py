@@ -135,6 +135,7 @@ def test_weights_in_formats_other_than_safetensors_are_refused(small_hub, tmp_pa
     assert (found["error"], "safetensors" in found["message"]) == ("ModelError", True)
 
 
+@pytest.mark.slow
 def test_a_missing_network_is_reported_in_one_sentence(closed_port, tmp_path):
     # The first one imports what the second one takes no time for.
     _, found = look_up("org/first", "org/model", home=tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{closed_port}")

@@ -8,12 +8,12 @@ import torch
 from builders import make_llama
 from model_families import MODELS
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.events import silent
-from sebp_edge.recipe import Recipe
 from sebp_edge.run.model_in_use import ModelInUse
 
 COMMON = random.Random(3).choices(range(13, 320), k=20)

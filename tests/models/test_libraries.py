@@ -45,6 +45,8 @@ print("changed:", changed, "torch._inductor.compile_fx" in sys.modules)
 # What torch itself sets on import.
 OWN = {"TORCHINDUCTOR_CACHE_DIR"}
 LOUD = {"TOKENIZERS_PARALLELISM": "true", "PYTHONDEVMODE": "0", "CI": "true", "TERM": "xterm-256color"}
+# Any value switches the development mode on, which else fills all memory that is allocated.
+LOUD |= {"PYTHONMALLOC": "pymalloc"}
 
 
 @pytest.mark.slow

@@ -12,13 +12,12 @@ from command import python
 from failing_memory import Failing
 from safetensors.torch import load_file, save_file
 
-from sebp_edge import AdapterStore, Personalizer
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.basics.units import gigabytes
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import MachineError, ModelError, OptionError
 from sebp_edge.machine import devices
-from sebp_edge.recipe import Recipe
 
 CPU = torch.device("cpu")
 LORA, FULL = Recipe.load("notes"), Recipe.load("full")

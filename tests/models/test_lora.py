@@ -11,11 +11,11 @@ from model_families import MODELS
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, MambaConfig
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import attach, load, read_state, restore, save_snapshots, snapshot, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
-from sebp_edge.recipe import Recipe
 
 RECIPE = Recipe.load("notes").replace(r=4)
 IDS = torch.arange(7, 71)[None]

@@ -88,6 +88,7 @@ def test_autograd_notices_the_update_of_a_saved_weight(path):
         loss.backward()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits_and_another_seed_other_bits(path):
     weights = [draw(3, 700).bfloat16() for _ in range(3)]
     gradients = [draw(3, 700, seed=seed) for seed in (1, 2)]
@@ -97,6 +98,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_other_bits(path):
     assert not torch.equal(weights[0], weights[2])
 
 
+@pytest.mark.slow
 def test_rounding_is_to_a_neighbour_and_exact_in_expectation(path):
     # After the first step, all weights have the same exact value, which lies between two bf16 numbers.
     start, count = 0.02, 2**14
@@ -111,6 +113,7 @@ def test_rounding_is_to_a_neighbour_and_exact_in_expectation(path):
     assert abs(float((weight.double() == neighbours[1]).double().mean()) - share) < 4 * standard_error
 
 
+@pytest.mark.slow
 def test_codes_are_exact_in_expectation_and_rounded_apart_from_their_neighbours(path):
     # The exact moments are 0.1 and 0.001, each between two codes; the weight lies between two bf16 numbers.
     count, betas = 2**14, (0.9, 0.999)

@@ -317,6 +317,7 @@ def test_layers_multiply_few_rows_by_the_codes(num_rows, given, outs, joined, ra
         assert not found[0][[row for row in range(num_rows) if row not in active]].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_gated_layer_multiplies_few_rows_by_the_codes(joined, monkeypatch, poisoned_memory):
     with_shares_of(32, monkeypatch)
@@ -376,7 +377,6 @@ def test_recomputed_inputs_and_changed_adapters_are_used():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_a_weight_may_have_more_than_2_to_the_31_elements():
     num_outputs, num_inputs, last = 2**20 + 64, 2**11, 64
     weight = in_4_bits(num_outputs, num_inputs)

@@ -93,7 +93,6 @@ def test_weights_that_one_launch_cannot_read_are_dequantised_by_bitsandbytes(oth
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_a_matrix_may_have_more_than_2_to_the_31_elements():
     rows, columns = 2**20 + 3, 2**11
     few, _ = packed((rows % 4096, columns), torch.bfloat16, compress_statistics=True)

@@ -299,7 +299,6 @@ SHAPES = [(96, 3072, 5120), (832, 1024, 3072), (840, 8192, 256), (1, 64, 8), (7,
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 class TestOnAGpu:
     @pytest.mark.parametrize("accumulates", [True, False])
     @pytest.mark.parametrize("transposed", [True, False])

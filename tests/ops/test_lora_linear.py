@@ -101,10 +101,7 @@ def test_a_slice_of_rows_gives_the_results_of_their_ids(poisoned_memory):
 def test_adapters_keep_their_dtype_and_leading_dimensions_their_shape():
     x, projections, _, douts = random_group(24, 8, (6, 5), 2, 24, torch.float32, torch.float64)
     outputs, found = outputs_and_gradients(
-        lambda x, p: stacked(x, p),
-        x.reshape(2, 12, 8),
-        projections,
-        [d.reshape(2, 12, -1) for d in douts],
+        lambda x, p: stacked(x, p), x.reshape(2, 12, 8), projections, [d.reshape(2, 12, -1) for d in douts]
     )
     assert [out.shape for out in outputs] == [(2, 12, 6), (2, 12, 5)]
     assert found[0].shape == (2, 12, 8)

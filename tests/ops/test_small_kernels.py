@@ -149,7 +149,6 @@ def assert_no_worse_than_the_model(function, plain, tensors, dout):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("shape", [(836, 3072), (1, 3072), (4096, 16384), (836, 24, 128)])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_norms_of_real_shapes_err_no_more_than_the_models(shape, offset):
@@ -166,7 +165,6 @@ def test_norms_of_real_shapes_err_no_more_than_the_models(shape, offset):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("shape", [(836, 8192), (1, 8192), (4096, 14336)])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gates_of_real_shapes_err_no_more_than_the_models(shape, activation):
@@ -183,7 +181,6 @@ def test_gates_of_real_shapes_err_no_more_than_the_models(shape, activation):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 @pytest.mark.parametrize("num_rows", [96, 836, 4096])
 def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
     from sebp_edge.ops import GatedInputs, LoraGroup, LoraProjection, gated_lora_linear, lora_linear
@@ -214,7 +211,6 @@ def test_gates_before_an_adapter_err_no_more_than_one_after_the_other(num_rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
 def test_norms_and_gates_can_be_captured():
     from sebp_edge.ops import gated, rms_norm
 

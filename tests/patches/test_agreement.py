@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import make_llama
 
 import sebp_edge
 from sebp_edge.engine.sparse.patches.agreement import (
@@ -13,6 +14,7 @@ from sebp_edge.engine.sparse.patches.agreement import (
     disagreement,
     find_mismatch,
     gradients_agree,
+    varied,
 )
 from sebp_edge.errors import SparsityError
 
@@ -74,6 +76,7 @@ def test_running_out_of_memory_is_raised_and_restores_the_modes():
     assert [part.training for part in model.modules()] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_failures_are_listed_once():
     folders = [Path(sebp_edge.__file__).parent / name for name in ("engine/sparse", "engine/training")]
     lists = [
@@ -84,3 +87,15 @@ def test_failures_are_listed_once():
         if isinstance(node, ast.Tuple) and {"LookupError", "AttributeError"} <= {*map(ast.unparse, node.elts)}
     ]
     assert lists == ["agreement.py"]
+
+
+def test_varied_weights_are_put_back_bit_by_bit():
+    model = make_llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate_proj.weight.zero_()
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    with pytest.raises(KeyError), varied(model):
+        assert all(bool((tensor != 0).all()) for tensor in model.parameters())
+        assert not any(torch.equal(tensor, before[name]) for name, tensor in model.named_parameters())
+        raise KeyError
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_parameters())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import make_llama
+from builders import make_llama, seeded
 from pairwise import pairwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -11,8 +11,7 @@ from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted
 from sebp_edge.engine.sparse.patches import attention
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.counts import MAX_DQ_BYTES
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.research import ActiveTokens, RowPlan
 
 # Families that rotate halves of heads, as ours does, and those that rotate neighbours or a part of a head.
 ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "glm", "glm4", "ernie4_5", "helium")
@@ -22,8 +21,7 @@ ALIKE, OTHERS = ("llama", "mistral", "qwen3", "gemma"), ("cohere", "cohere2", "g
 def test_a_block_is_replaced_only_if_it_rotates_heads_as_ours_does(family, dtype, head_size):
     sizes = {"vocab_size": 128, "hidden_size": 4 * head_size, "intermediate_size": 96, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_size, "pad_token_id": 0}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes), dtype=dtype).eval()
     model.set_attn_implementation(ATTENTION)
     replaced = len(dict(FusedAttention(model).replacements()))

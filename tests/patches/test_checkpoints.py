@@ -6,20 +6,20 @@ import weakref
 import pytest
 import torch
 from against_dense import all_gradients, gradients, padded_batch, with_adapter
-from builders import make_examples, make_llama, make_step, row_losses
+from builders import batch_losses, make_examples, make_llama, make_step, row_losses
 from model_families import MODELS
 
+from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.checkpoints import _HostInput
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import SparsityError
 from sebp_edge.events import silent
 from sebp_edge.ops import LoraGroup
-from sebp_edge.recipe import Recipe
+from sebp_edge.research import RowPlan
 from sebp_edge.values.example import Example
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=150, context_length=64)
@@ -57,7 +57,7 @@ def test_offloading_supports_successive_batches_of_any_size():
 
     def accumulated(**options):
         with Hoisted(model, **options) as rows:
-            losses = (row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])) for batch in batches)
+            losses = (batch_losses(rows, batch) for batch in batches)
             return gradients(model, losses)
 
     def gradients(model, losses):
@@ -81,9 +81,8 @@ def test_an_offloaded_input_keeps_its_dtype():
 
 def test_an_offloaded_input_overwritten_by_another_forward_pass_is_refused():
     model, batch = with_adapter(make_llama(num_hidden_layers=3)), padded_batch()
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model, checkpoints=2, offload=True) as rows:
-        first, second = (row_losses(rows, batch["input_ids"], plan).sum() for _ in range(2))
+        first, second = (batch_losses(rows, batch).sum() for _ in range(2))
         with pytest.raises(SparsityError, match="each backward pass before the next forward pass"):
             first.backward()
         second.backward()
@@ -123,11 +122,10 @@ def test_recomputing_a_block_neither_copies_adapters_nor_computes_its_last_produ
 
 def test_losses_without_gradients_are_the_same():
     model, batch = make_llama(), padded_batch()
-    plan = RowPlan.from_labels(batch["labels"])
     with torch.no_grad(), Hoisted(model) as rows:
-        expected = row_losses(rows, batch["input_ids"], plan)
+        expected = batch_losses(rows, batch)
     with torch.no_grad(), Hoisted(model, checkpoints=1) as rows:
-        assert torch.equal(row_losses(rows, batch["input_ids"], plan), expected)
+        assert torch.equal(batch_losses(rows, batch), expected)
 
 
 def test_a_pass_without_gradients_keeps_nothing_to_recompute():
@@ -168,7 +166,7 @@ def test_host_memory_is_freed_with_its_handle():
     gc.disable()
     try:
         with Hoisted(model, checkpoints=2, offload=True) as rows:
-            row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+            batch_losses(rows, batch).sum().backward()
             host = [block.forward.forward._host for block in model.get_base_model().model.layers[:2]]
             buffers = [weakref.ref(one._buffers[0]) for one in host]
             del host, rows

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import pytest
 import torch
 from against_dense import with_adapter
 from builders import make_llama
@@ -23,6 +24,7 @@ def copy_tables():
     return [weakref.ref(each) for each in gc.get_objects() if isinstance(each, CopyTable)]
 
 
+@pytest.mark.slow
 def test_detached_weights_have_their_own_memory_and_bits(kernels):
     model = with_adapter(make_llama())
     before = {name: layer.base_layer.weight.detach().clone() for name, layer in linear_layers(model).items()}
@@ -37,6 +39,7 @@ def test_detached_weights_have_their_own_memory_and_bits(kernels):
         assert weight.untyped_storage().nbytes() == weight.nbytes
 
 
+@pytest.mark.slow
 def test_tables_that_captured_graphs_read_stay_until_the_weights_are_detached(kernels):
     model = with_adapter(make_llama())
     assert not copy_tables()
@@ -53,6 +56,7 @@ def test_tables_that_captured_graphs_read_stay_until_the_weights_are_detached(ke
     assert tables[0]() is None
 
 
+@pytest.mark.slow
 def test_the_memory_beside_joined_weights_is_counted(kernels, tmp_path):
     model = make_llama(hidden_size=96, intermediate_size=160)
     model.config.save_pretrained(tmp_path)

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from against_dense import all_gradients, padded_batch, with_adapter
-from builders import make_llama, row_losses
+from builders import batch_losses, make_llama
 from model_families import MODELS
 from pairwise import pairwise
 
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.errors import SparsityError
 
 
@@ -28,6 +27,7 @@ def test_gradients_are_those_of_whole_mlps(family, adapt, options, chunk_rows):
     assert_close(found, all_gradients(model, 0, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 5, 19, 10**6])
 def test_chunks_have_any_size(number, chunk_rows):
     chunk_rows(number)
@@ -80,12 +80,11 @@ def test_only_one_chunk_of_an_mlp_exists_at_a_time(chunk_rows, monkeypatch):
 def test_chunks_have_the_same_losses_without_gradients(chunk_rows):
     chunk_rows(7)
     model, batch = with_adapter(make_llama()), padded_batch()
-    plan = RowPlan.from_labels(batch["labels"])
     with torch.no_grad():
         with Hoisted(model) as hoisted:
-            expected = row_losses(hoisted, batch["input_ids"], plan)
+            expected = batch_losses(hoisted, batch)
         with Hoisted(model, chunked_blocks=True) as hoisted:
-            torch.testing.assert_close(row_losses(hoisted, batch["input_ids"], plan), expected)
+            torch.testing.assert_close(batch_losses(hoisted, batch), expected)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -100,9 +99,8 @@ def test_only_the_norms_after_mlps_can_be_trained(chunk_rows):
 def test_active_dropout_in_an_mlp_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.1))
-    plan = RowPlan.from_labels(batch["labels"])
     with (
         Hoisted(model.train(), chunked_blocks=True) as hoisted,
         pytest.raises(SparsityError, match="do not support dropout"),
     ):
-        row_losses(hoisted, batch["input_ids"], plan)
+        batch_losses(hoisted, batch)

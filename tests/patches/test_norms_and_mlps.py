@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import dense_losses, gradients, padded_batch
-from builders import SIZES, make_llama, row_losses
+from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch
+from builders import SIZES, batch_losses, make_llama
 from model_families import MODELS
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
@@ -21,18 +21,11 @@ from transformers.activations import ACT2FN
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.ops import GatedInputs
+from sebp_edge.research import RowPlan
 
 # Norms and MLPs of two layers. A layer has two norms, four in Gemma, and two more of heads in Qwen 3 and Gemma 3.
-REPLACED = {
-    "llama": (5, 2),
-    "qwen3": (9, 2),
-    "mistral": (5, 2),
-    "gemma2": (9, 2),
-    "gemma3": (13, 2),
-    "phi3": (5, 0),
-}
+REPLACED = {"llama": (5, 2), "qwen3": (9, 2), "mistral": (5, 2), "gemma2": (9, 2), "gemma3": (13, 2), "phi3": (5, 0)}
 
 
 pytestmark = pytest.mark.usefixtures("fused_modules")
@@ -72,15 +65,11 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt):
         expected_gradients = gradients(model, expected)
     with Hoisted(model) as hoisted:
         replaced = [type(module).__name__ for module in hoisted._small_ops.replaced]
-        found = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        found = batch_losses(hoisted, batch)
         found_gradients = gradients(model, found)
     assert tuple(sum(end in name for name in replaced) for end in ("RMSNorm", "MLP")) == REPLACED[family]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-    assert found_gradients.keys() == expected_gradients.keys()
-    largest = max(gradient.norm() for gradient in expected_gradients.values())
-    for name, gradient in expected_gradients.items():
-        difference = (gradient - found_gradients[name]).norm()
-        assert difference <= 1e-5 * gradient.norm() + 1e-7 * largest, name
+    assert_same_gradients(expected_gradients, found_gradients)
 
 
 class OtherNorm(nn.Module):
@@ -224,9 +213,8 @@ def kept_and_gradients(model, batch, recomputes_norms):
         if not recomputes_norms:
             for group in hoisted._fused_lora._groups:
                 group._source_of = only_gates(group._source_of)
-        plan = RowPlan.from_labels(batch["labels"])
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            losses = row_losses(hoisted, batch["input_ids"], plan)
+            losses = batch_losses(hoisted, batch)
         return sum(kept.values()), gradients(model, losses)
 
 
@@ -249,12 +237,8 @@ def test_norms_are_recomputed_bitwise_if_the_last_layer_computes_loss_rows_only(
     assert kept_less < kept
 
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
-
-
 @pytest.mark.parametrize(
-    ("device", "dtype"),
-    [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=[pytest.mark.gpu, GPU])],
+    ("device", "dtype"), [("cpu", torch.float32), pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)]
 )
 def test_a_norm_recomputed_before_an_mlp_has_bitwise_equal_gradients(device, dtype):
     model = with_lora(make_llama(hidden_size=96, intermediate_size=200)).to(device, dtype)
@@ -288,7 +272,7 @@ def test_nothing_is_kept_after_the_backward_pass():
         if name.endswith(("layernorm", "up_proj", "down_proj")):
             module.register_forward_hook(record)
     with Hoisted(model) as hoisted:
-        losses = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        losses = batch_losses(hoisted, batch)
         assert not all(storage.expired() for storage in storages)
         # Without the garbage collector, which would free reference cycles.
         gc.disable()
@@ -307,5 +291,5 @@ def test_no_sources_are_recorded_without_gradients():
         norm = hoisted._small_ops.replaced[0]
         out = norm(torch.randn(1, 3, 32))
         assert hoisted._small_ops.source_of(out) is None
-        row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+        batch_losses(hoisted, batch)
         assert len(hoisted._small_ops._sources) == 0

@@ -5,13 +5,12 @@ import random
 
 import pytest
 import torch
-from builders import make_encoder, make_encoder_batch, make_llama, row_losses
+from builders import batch_losses, make_encoder, make_encoder_batch, make_llama
 from failing_memory import Failing
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted
-from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.checkpoints import CheckpointedBlocks
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
@@ -20,9 +19,8 @@ from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.engine.sparse.patches.patch import Patch
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified, sparsify
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import HoistedEncoder, Sparsified, sparsify
 
 
 def part(make, *given):
@@ -149,7 +147,7 @@ def losses_of(handle):
         return handle.losses(batch)
     if isinstance(handle, Sparsified) and "attention_mask" in batch:
         return handle.model(**batch).loss
-    return row_losses(handle, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+    return batch_losses(handle, batch)
 
 
 @pytest.mark.parametrize("kind", HANDLES)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import make_llama, row_losses
+from builders import batch_losses, make_llama, row_losses
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding, _groups
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.research import RowPlan
 
 
 def tied(**sizes):
@@ -18,10 +18,9 @@ def tied(**sizes):
 def gradient(model, batch, *, times=1):
     """Returns the embedding's gradient on hoisted rows."""
     model.zero_grad()
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as rows:
         for _ in range(times):
-            row_losses(rows, batch["input_ids"], plan).sum().backward()
+            batch_losses(rows, batch).sum().backward()
     return model.get_input_embeddings().weight.grad.clone()
 
 
@@ -75,7 +74,7 @@ def test_several_batches_and_other_uses_of_the_weight_add_to_one_gradient():
     expected = gradient(model, batch) + gradient(model, other) + 2 * weight.detach()
     model.zero_grad()
     with Hoisted(model) as rows:
-        losses = [row_losses(rows, each["input_ids"], RowPlan.from_labels(each["labels"])) for each in (batch, other)]
+        losses = [batch_losses(rows, each) for each in (batch, other)]
         (losses[0].sum() + losses[1].sum() + weight.square().sum()).backward()
     torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
 
@@ -85,7 +84,7 @@ def test_a_backward_pass_can_be_repeated():
     expected = 2 * gradient(model, batch)
     model.zero_grad()
     with Hoisted(model) as rows:
-        loss = row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum()
+        loss = batch_losses(rows, batch).sum()
         loss.backward(retain_graph=True)
         loss.backward()
     torch.testing.assert_close(model.get_input_embeddings().weight.grad, expected, rtol=1e-5, atol=1e-6)
@@ -105,7 +104,7 @@ def test_other_embeddings_are_not_replaced(kind):
         model.model.norm.requires_grad_(True)
     before = vars(embedding).get("forward")
     with Hoisted(model) as rows:
-        row_losses(rows, batch["input_ids"], RowPlan.from_labels(batch["labels"])).sum().backward()
+        batch_losses(rows, batch).sum().backward()
         if kind != "frozen":
             assert vars(embedding).get("forward") is before
     assert vars(embedding).get("forward") is before

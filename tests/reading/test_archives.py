@@ -5,10 +5,9 @@ import stat
 import zipfile
 
 import pytest
-from reading import contents, refusal, write_file
+from reading import contents, read_all, read_texts, refusal, write_file
 
 from sebp_edge.reading.exports import archives
-from sebp_edge.reading.readers import read_all, read_texts
 
 CHAT = "13/03/2024, 22:01 - Bob: Bread?\n13/03/2024, 22:02 - Anna: Yes.\n"
 

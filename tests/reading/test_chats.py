@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from reading import refusal, write_file
+from reading import read_all, read_texts, refusal, write_file
 
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.conversations import render_plain
-from sebp_edge.reading.readers import read_all, read_texts
 
 ANNA = """\
 [01/03/24, 10:00:00] Bob: Are you coming?

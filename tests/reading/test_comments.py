@@ -4,11 +4,10 @@ import json
 import random
 
 import pytest
-from reading import contents, is_count_of_words, left_out, write_file
+from reading import contents, is_count_of_words, left_out, read_texts, write_file
 
 from sebp_edge.reading.formats import markdown
 from sebp_edge.reading.formats.notes import Seen, visible_text
-from sebp_edge.reading.readers import read_texts
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ import zipfile
 
 import pytest
 from pace import at_most
-from reading import contents, is_count_of_words, left_out, write_file
+from reading import NotRead, contents, is_count_of_words, left_out, read_texts, write_file
 
 from sebp_edge.reading.formats import PACKED
 from sebp_edge.reading.formats.coverage import COUNTED, with_coverage
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import NotRead
 
 # Files with twenty words that are read, and with what their readers leave out by design.
 WHOLE = {
@@ -75,13 +73,13 @@ def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
         runs = "<w:r><w:t>Seen text. </w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>not seen</w:t></w:r>"
         archive.writestr(
-            "word/document.xml",
-            f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>",
+            "word/document.xml", f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>"
         )
     assert contents(tmp_path) == ["Seen text."]
     assert left_out(tmp_path) == {"a.docx": "words that were not read: 2 of 4"}
 
 
+@pytest.mark.slow
 def test_a_bomb_beside_the_text_of_a_word_file_is_not_unpacked(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.docx", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("word/document.xml", "<w:document xmlns:w='w'><w:body><w:t>a</w:t></w:body></w:document>")
@@ -99,6 +97,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", sorted(COUNTED.keys() - {*PACKED, ".htm", ".markdown"}))
 def test_counting_takes_linear_time(tmp_path, ending):
     for piece in PIECES:

@@ -4,9 +4,7 @@ import json
 
 import pytest
 from pace import at_most
-from reading import refusal, write_file
-
-from sebp_edge.reading.readers import read_all, read_texts
+from reading import read_all, read_texts, refusal, write_file
 
 
 def said(path) -> list[tuple[str, str, str]]:
@@ -110,12 +108,7 @@ def test_whatsapps_own_words_are_left_out(tmp_path):
     ]
     path = write_file(tmp_path, "WhatsApp Chat with Bob.txt", "\r\n".join(lines))
     assert [text for *_, text in said(path)] == ["Our tree", "Better so", "a < b and <3"]
-    assert unread(path) == {
-        "system lines": 2,
-        "attachments and system lines": 3,
-        "deleted messages": 2,
-        "calls": 1,
-    }
+    assert unread(path) == {"system lines": 2, "attachments and system lines": 3, "deleted messages": 2, "calls": 1}
 
 
 def test_on_ios_whatsapps_own_words_have_a_mark_in_any_language(tmp_path):
@@ -181,10 +174,7 @@ def test_of_chatgpts_conversations_the_branch_that_was_shown_is_read(tmp_path):
         ("ChatGPT", "2024-03-09", "20 minutes."),
         ("You", "2024-03-10", "And beans?"),
     ]
-    assert unread(path) == {
-        "messages of tools and hidden messages": 3,
-        "messages of branches that were not shown": 1,
-    }
+    assert unread(path) == {"messages of tools and hidden messages": 3, "messages of branches that were not shown": 1}
     [author, _] = read_all(path).authors
     assert author.is_owner
 

@@ -4,11 +4,10 @@ import os
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, write_file
+from reading import contents, left_out, read_texts, write_file
 
 from sebp_edge import Folder
 from sebp_edge.errors import OptionError
-from sebp_edge.reading.readers import read_texts
 
 
 def sources(texts) -> list[str]:

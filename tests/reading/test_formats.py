@@ -3,10 +3,7 @@
 import json
 
 import pytest
-from reading import contents, left_out, write_file
-
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Conversation, PromptCompletion
+from reading import Conversation, PromptCompletion, contents, left_out, read_texts, write_file
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -108,8 +105,7 @@ def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
-    [("    a\n  b\n", "    a\n  b"), ("  a\n", "a"), (" \n  a\n b ", "  a\n b")],
+    ("written", "read"), [("    a\n  b\n", "    a\n  b"), ("  a\n", "a"), (" \n  a\n b ", "  a\n b")]
 )
 def test_a_first_line_keeps_its_indent_if_others_follow(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.txt", written)) == [read]

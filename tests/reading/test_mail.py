@@ -4,10 +4,7 @@ from email.message import EmailMessage
 
 import pytest
 from pace import at_most
-from reading import refusal, write_file
-
-from sebp_edge.reading.exports.mail import own_words
-from sebp_edge.reading.readers import read_all, read_texts
+from reading import read_all, read_texts, refusal, write_file
 
 
 def mail(number: int, text: str, sender="Anna Äbi <anna@example.org>", answers: int | None = None, **headers) -> bytes:
@@ -61,6 +58,12 @@ def test_a_mail_is_read_from_its_html_if_it_has_no_other_text(tmp_path):
     assert [item.reason for item in read_all(path).left_out] == ["attachments: 1"]
 
 
+def own_words(folder, data: bytes) -> str:
+    """What Anna wrote in a mail."""
+    [document] = read_texts(write_file(folder, "a.eml", data), me="anna@example.org").documents
+    return document.content.messages[-1]["content"]
+
+
 @pytest.mark.parametrize(
     "rest",
     [
@@ -81,13 +84,14 @@ def test_a_mail_is_read_from_its_html_if_it_has_no_other_text(tmp_path):
         "Von meinem iPhone gesendet\n\nOn Sat, 9 Mar 2024, Bob wrote:\n> quoted\n",
     ],
 )
-def test_what_others_wrote_and_signatures_are_cut_off(rest):
-    assert own_words("Own words: yes.\n\nTwo -- of them.\n\n" + rest) == "Own words: yes.\n\nTwo -- of them."
+def test_what_others_wrote_and_signatures_are_cut_off(tmp_path, rest):
+    text = "Own words: yes.\n\nTwo -- of them."
+    assert own_words(tmp_path, mail(1, f"{text}\n\n{rest}")) == text
 
 
-def test_answers_between_quotes_are_read():
+def test_answers_between_quotes_are_read(tmp_path):
     text = "On 9 Mar 2024, Bob wrote:\n> Plums?\n\nYes.\n\n> Pears?\n\nNo:\nnone.\n"
-    assert own_words(text) == "Yes.\n\nNo:\nnone."
+    assert own_words(tmp_path, mail(1, text)) == "Yes.\n\nNo:\nnone."
 
 
 def test_lines_of_flowed_text_are_joined(tmp_path):
@@ -95,8 +99,7 @@ def test_lines_of_flowed_text_are_joined(tmp_path):
         b"From: anna@example.org\nContent-Type: text/plain; charset=iso-8859-1; format=flowed\n\n"
         b"A line that goes \non and \xf6n.\nAnother.\n> quoted \nOwn.\n"
     )
-    [document] = read_texts(write_file(tmp_path, "a.eml", data), me="anna@example.org").documents
-    assert document.content.messages[-1]["content"] == "A line that goes on and ön.\nAnother.\nOwn."
+    assert own_words(tmp_path, data) == "A line that goes on and ön.\nAnother.\nOwn."
 
 
 def test_a_mail_that_is_attached_is_not_the_senders(tmp_path):
@@ -111,10 +114,12 @@ def test_a_mail_that_is_attached_is_not_the_senders(tmp_path):
     "part",
     [" ", "\n", ">", "On @ ", "on a@b\n", "From: a\n", "_", "--", "<div gmail_signature ", "<blockquote>", "12:00:\n"],
 )
-def test_hostile_texts_take_bounded_time(part):
-    for is_html in (False, True):
+def test_hostile_texts_take_bounded_time(tmp_path, part):
+    for kind in ("plain", "html"):
+        text = f"From: anna@example.org\nContent-Type: text/{kind}\n\n{part * (200_000 // len(part))}x"
+        path = write_file(tmp_path, "a.eml", text)
         with at_most(1.6):
-            own_words(part * (200_000 // len(part)) + "x", is_html=is_html)
+            read_all(path)
 
 
 def test_automatic_and_damaged_mails_are_counted(tmp_path):

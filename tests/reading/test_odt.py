@@ -4,11 +4,10 @@ import random
 import zipfile
 
 import pytest
-from reading import contents, left_out, write_file
+from reading import contents, left_out, read_all, write_file
 
 from formats.damage import damage
 from sebp_edge.reading.formats import xml_parts
-from sebp_edge.reading.readers import read_all
 
 NAMES = " ".join(
     f'xmlns:{name}="urn:{name}"' for name in ("office", "text", "style", "table", "draw", "fo", "dc", "svg", "manifest")
@@ -169,6 +168,7 @@ def test_encrypted_and_other_documents_are_refused(folder):
     assert left_out(folder) == {"a.odt": encrypted, "b.odt": encrypted, "c.odt": DAMAGED, "d.fodt": DAMAGED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

@@ -2,9 +2,7 @@
 
 import pytest
 from pace import at_most
-from reading import contents, is_count_of_words, left_out, write_file
-
-from sebp_edge.reading.readers import read_texts
+from reading import contents, is_count_of_words, left_out, read_texts, write_file
 
 
 @pytest.mark.parametrize(
@@ -43,6 +41,7 @@ def test_an_org_file_without_text_is_left_out(folder):
     assert left_out(folder) == {"a.org": "empty"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"])
 def test_no_org_file_takes_long(folder, piece):
     write_file(folder, "a.org", piece * (500_000 // len(piece)))

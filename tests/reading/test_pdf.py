@@ -86,6 +86,7 @@ def test_damaged_files_are_left_out_and_nothing_is_logged(folder, caplog, capfd)
     assert logging.getLogger("pypdf").propagate
 
 
+@pytest.mark.slow
 def test_a_bomb_is_left_out(folder):
     write_file(folder, "a.pdf", make_pdf(page("a" * 500) * 100_000))
     assert (folder / "a.pdf").stat().st_size < 1_000_000

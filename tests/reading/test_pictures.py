@@ -6,11 +6,7 @@ import random
 
 import pytest
 from pace import at_most
-from reading import contents, write_file
-
-from sebp_edge.reading.pictures import without_data
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Conversation, PromptCompletion
+from reading import Conversation, PromptCompletion, contents, read_all, read_texts, write_file
 
 BASE64 = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 DATA = f"data:image/png;base64,{BASE64}"
@@ -149,4 +145,4 @@ def test_keys_and_other_data_in_base64_are_left_out_and_counted(tmp_path, writte
 )
 def test_no_data_takes_long(piece):
     with at_most(3):
-        without_data("data:image/png;base64," + piece * (300_000 // len(piece)))
+        read_all("data:image/png;base64," + piece * (300_000 // len(piece)))

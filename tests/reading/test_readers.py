@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from builders import make_sentences
 from command import python
-from reading import contents, left_out, refusal, write_file
+from reading import contents, left_out, read_texts, refusal, write_file
 
 from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError
 from sebp_edge.reading import formats
-from sebp_edge.reading.readers import MEMORY_PER_BYTE, read_texts
+from sebp_edge.reading.readers import MEMORY_PER_BYTE
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -81,11 +81,7 @@ def test_links_are_followed_unless_they_lead_out_of_the_given_folder(folder, tmp
     for given in (folder, tmp_path / "shortcut"):
         assert contents(given) == ["Inside.", "This one is kept."]
         reason = "link to outside the folder; give the file itself"
-        assert left_out(given) == {
-            "out.txt": reason,
-            "deep/up.txt": reason,
-            "deep/inside.txt": "the same as in.txt",
-        }
+        assert left_out(given) == {"out.txt": reason, "deep/up.txt": reason, "deep/inside.txt": "the same as in.txt"}
     assert contents(folder / "out.txt") == contents(tmp_path / "beside.txt") == ["Elsewhere."]
 
 
@@ -322,13 +318,7 @@ def test_texts_have_numbers_and_records_may_have_names(tmp_path):
     ]
     documents = read_texts(["a", *records, tmp_path / "r.jsonl"]).documents
     assert [document.name for document in documents] == [
-        None,
-        "Diary? 3",
-        None,
-        None,
-        None,
-        "r.jsonl, record 1",
-        "r.jsonl, record 2",
+        *(None, "Diary? 3", None, None, None, "r.jsonl, record 1", "r.jsonl, record 2")
     ]
 
 

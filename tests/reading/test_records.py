@@ -3,10 +3,7 @@
 import json
 
 import pytest
-from reading import contents, left_out, write_file
-
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.values.documents import Conversation, PromptCompletion
+from reading import Conversation, PromptCompletion, contents, left_out, read_texts, write_file
 
 TURNS = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"})
 
@@ -224,10 +221,7 @@ NO_PART = "a message with a part that is not text, such as an image"
     ("record", "reason"),
     [
         ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'a preference ("chosen" and "rejected"); give the answer'),
-        (
-            {"prompt": "Q", "completion": "A", "label": False},
-            'an answer that is not to be learnt ("label" is false)',
-        ),
+        ({"prompt": "Q", "completion": "A", "label": False}, 'an answer that is not to be learnt ("label" is false)'),
         ({"messages": list(TURNS), "kto_tag": "False"}, 'an answer that is not to be learnt ("kto_tag" is false)'),
         ({"role": "assistant", "text": "A", "parent_id": "1"}, "one message of a conversation"),
         ({"question": "Q", "options": {"A": "one", "B": "two"}, "answer": "A"}, 'a question whose "options" are apart'),

@@ -4,11 +4,10 @@ import random
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, refusal, write_file
+from reading import contents, left_out, read_all, refusal, write_file
 
 from formats.damage import damage
 from sebp_edge.reading.formats.rtf import read_rtf
-from sebp_edge.reading.readers import read_all
 
 
 def read(folder, body: str | bytes, begin: str = r"{\rtf1\ansi\ansicpg1252\deff0 ") -> str:
@@ -34,10 +33,7 @@ def read(folder, body: str | bytes, begin: str = r"{\rtf1\ansi\ansicpg1252\deff0
         (r"Soup{\super\chftn}{\footnote\pard {\super\chftn} Of\par Bob} is", "Soup[^1] is\n\n[^1]: Of Bob"),
         (r"{\listtext\'b7\tab}salt\par{\listtext 2.\tab}oil\par\pard end", "- salt\n2. oil\n\nend"),
         (r"{\*\pn\pnlvlbody}{\pntext 1.\tab}salt\par", "1. salt"),
-        (
-            r"\trowd\intbl a\cell b\par c\cell\row\trowd\intbl\cell d\cell\row\pard e\par",
-            "a | b c\nd\n\ne",
-        ),
+        (r"\trowd\intbl a\cell b\par c\cell\row\trowd\intbl\cell d\cell\row\pard e\par", "a | b c\nd\n\ne"),
         (r"{\*\shppict{\*\shpinst}}{\shp{\*\shpinst{\sp{\sn a}{\sv b}}{\shptxt Boxed\par}}}", "Boxed"),
         (r"{\loch\f0\*\cs7\cf0\rtlch The oven} is {\b \*\unknown old}", "The oven is old"),
         (r"a{\*\cs7 b}{\*\b c}{\*\rtlch\ltrch d}{" + "\n" + r"\*" + "\n" + r"\unknown no}{\*\unknown\cs7 no}", "abcd"),

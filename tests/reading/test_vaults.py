@@ -5,10 +5,9 @@ import zipfile
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, write_file
+from reading import contents, left_out, read_all, read_texts, write_file
 
 from sebp_edge.ask.index import Index
-from sebp_edge.reading.readers import read_all, read_texts
 
 
 @pytest.fixture
@@ -294,24 +293,8 @@ def test_notes_without_text_are_said_to_have_none(obsidian):
 @pytest.mark.parametrize(
     "piece",
     [
-        "[[",
-        "![[",
-        "%%",
-        "`",
-        "``",
-        "```\n",
-        "> [!",
-        "> ",
-        "{{",
-        "((",
-        "]](",
-        "- \n",
-        "\t- a\n",
-        "a::",
-        " ^a",
-        "|",
-        "<!--",
-        "$",
+        *("[[", "![[", "%%", "`", "``", "```\n", "> [!", "> ", "{{", "((", "]](", "- \n", "\t- a\n", "a::", " ^a"),
+        *("|", "<!--", "$"),
     ],
 )
 @pytest.mark.parametrize("app", ["obsidian", "logseq"])

@@ -91,6 +91,7 @@ def tokens():
     return {"input_ids": ids, "attention_mask": mask.long(), "labels": ids.masked_fill(~mask, -100)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropin", [False, True])
 def test_a_decoder_keeps_its_head_embeddings_and_norms_dense(dropin, tokens):
     model = make_llama(intermediate_size=64)
@@ -114,6 +115,7 @@ def test_a_decoder_keeps_its_head_embeddings_and_norms_dense(dropin, tokens):
     assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
 
 
+@pytest.mark.slow
 def test_the_drop_in_gives_the_same_training(tokens):
     found = []
     for dropin in (False, True):

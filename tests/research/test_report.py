@@ -78,6 +78,7 @@ def html(analysis):
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_layers", "prompt"), [(1, 0), (7, 5)])
 def test_it_is_valid_html_with_a_section_for_each_loss(num_layers, prompt):
     page = Page(analysis_of(num_layers, prompt).to_html())
@@ -217,6 +218,7 @@ def test_powers_of_10_are_formatted():
 # --------------------------------------------------------------------------------------------------------------- files
 
 
+@pytest.mark.slow
 def test_a_page_is_private_and_replaces_an_earlier_one(analysis, tmp_path):
     page = tmp_path / "page.html"
     for one in (analysis, replace(analysis, seed=7)):

@@ -6,7 +6,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from against_dense import loss_and_gradients, padded_batch, with_lora
+from against_dense import assert_same_gradients, loss_and_gradients, padded_batch, with_lora
 from builders import checkpoint_activations, make_llama
 from pairwise import pairwise
 from random_cases import random_energy, random_gradient, selector
@@ -14,8 +14,9 @@ from random_cases import random_energy, random_gradient, selector
 from sebp_edge import sparsify
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import row_norms, select_rows, sparse_linear
+from sebp_edge.research import Energy, Threshold, TopN
 from sebp_edge.research.rules import row_rules
-from sebp_edge.research.rules.selection import AppliedRule, Energy, Threshold, TopN, _LayerSelector
+from sebp_edge.research.rules.selection import AppliedRule, _LayerSelector
 
 SIZES = [1, 7, 130]
 
@@ -340,14 +341,6 @@ def test_unknown_selections_are_refused_and_leave_the_model_unchanged(rows):
     assert not any("forward" in vars(layer) for layer in model.modules())
 
 
-def assert_close(found, expected, tolerance=1e-10):
-    largest = max(gradient.norm() for gradient in expected.values())
-    assert largest > 0
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        assert (gradient - found[name]).norm() <= tolerance * gradient.norm() + 1e-15 * largest, name
-
-
 ALL_KEPT = ["exact", "detect", TopN(10**6), TopN(41), Threshold(), Threshold(epsilon=100.0, max_lost=0)]
 ALL_KEPT += [TopN(10**6, unbiased=True), TopN(42, unbiased=True)]
 
@@ -363,7 +356,7 @@ def test_selections_that_keep_every_active_row_train_like_dense(rows, has_adapte
         assert all(dropped.kept == dropped.active > 0 for dropped in sparsified.dropped())
         assert bool(sparsified.dropped()) == (not isinstance(rows, str))
     assert torch.equal(dense_loss, loss)
-    assert_close(found, dense)
+    assert_same_gradients(dense, found, 1e-10, 1e-15)
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])

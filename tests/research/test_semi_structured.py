@@ -8,8 +8,6 @@ from torch import nn
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import nm_sparse, semi_structured
 
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here")
-
 
 def pruned_llama(dtype=torch.bfloat16):
     """A decoder whose linear layers but the head are 2:4; its head and its embedding are one tensor."""
@@ -19,7 +17,6 @@ def pruned_llama(dtype=torch.bfloat16):
 
 
 @pytest.mark.gpu
-@ON_GPU
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("length", [1, 7, 64, 513])
 def test_logits_are_those_of_the_dense_weights(dtype, length):
@@ -36,7 +33,6 @@ def test_logits_are_those_of_the_dense_weights(dtype, length):
 
 
 @pytest.mark.gpu
-@ON_GPU
 def test_weights_take_nine_sixteenths_and_come_back_as_the_same_parameters():
     model = nn.Sequential(nn.Linear(2048, 4096), nn.Tanh()).bfloat16().cuda()
     weight = model[0].weight
@@ -54,7 +50,6 @@ def test_weights_take_nine_sixteenths_and_come_back_as_the_same_parameters():
 
 
 @pytest.mark.gpu
-@ON_GPU
 def test_an_error_inside_leaves_dense_weights():
     model = pruned_llama().cuda()
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -80,7 +75,6 @@ def test_what_has_no_sparse_kernels_is_refused_and_unchanged(model, message):
 
 
 @pytest.mark.gpu
-@ON_GPU
 def test_a_gpu_without_sparse_kernels_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(SparsityError, match="is no GPU of NVIDIA's Ampere generation"):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from teachers import random_teacher, taught
 
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
 from sebp_edge.engine.sparse.rows.soft_targets import SoftTargets
 from sebp_edge.errors import OptionError
+from sebp_edge.research import ActiveTokens
 from sebp_edge.values.example import Example
 from sebp_edge.values.teacher_tokens import TeacherTokens
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from itertools import combinations, pairwise
 
 import pytest
@@ -57,6 +58,7 @@ def steps_of_notes(order: random.Random, batch_tokens: int, max_rows: int = 4096
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1, 0.3])
 @pytest.mark.parametrize("batch_tokens", [100, 512, 1024, 4096, 16384])
 def test_a_long_training_needs_few_buckets_and_wastes_little(batch_tokens, share):
@@ -79,26 +81,26 @@ def test_a_long_training_needs_few_buckets_and_wastes_little(batch_tokens, share
     assert sum(bucket.tokens for _, bucket in large) <= 1.05 * sum(size.tokens for size, _ in large)
 
 
-def cost_with_captures(needed: list[Bucket], buckets: list[Bucket]) -> float:
-    steps = sum(min(bucket.cost for bucket in buckets if bucket.holds(size)) for size in needed)
+def cost_with_captures(needed: Counter[Bucket], buckets: list[Bucket]) -> float:
+    steps = sum(count * min(bucket.cost for bucket in buckets if bucket.holds(size)) for size, count in needed.items())
     return steps + CAPTURE_COST * len(buckets)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_each_bucket_pays_for_its_capture(seed):
     """No two of them can be merged at a gain, and no other grouping of the sizes costs much less."""
-    order, needed = random.Random(seed), []
+    order, needed = random.Random(seed), Counter()
     for _ in range(6):
         tokens, longest = order.randint(50, 1200), order.choice([64, 256, 512])
         size = Bucket(tokens, order.randint(1, 8), min(longest, tokens), order.randint(1, tokens)).on_grid
-        needed += order.choice([1, 5, 30, 200]) * [size]
-    buckets = choose_buckets(needed)
+        needed[size] += order.choice([1, 5, 30, 200])
+    buckets = choose_buckets(list(needed.elements()))
     found = cost_with_captures(needed, buckets)
     for one, other in combinations(buckets, 2):
         merged = Bucket(*map(max, one, other))
         assert cost_with_captures(needed, [each for each in buckets if each not in (one, other)] + [merged]) >= found
     groupings = [[]]
-    for size in set(needed):
+    for size in needed:
         groupings = [
             [*each[:at], [*each[at], size] if at < len(each) else [size], *each[at + 1 :]]
             for each in groupings

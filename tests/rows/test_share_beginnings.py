@@ -5,14 +5,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from builders import make_llama
+from builders import IGNORE, make_llama
 from model_families import DECODERS, make_decoder
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import pack
 from sebp_edge.engine.sparse.rows.beginnings import GROUP_TOKENS, MAX_LENGTH_GPU, shared_beginnings, sizes_when_shared
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.values.example import Example
 

@@ -9,8 +9,8 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
-from against_dense import assert_same, gradients, loss_and_gradients, padded_batch
-from builders import checkpoint_activations, make_llama, row_losses
+from against_dense import assert_same, assert_same_gradients, gradients, loss_and_gradients, padded_batch
+from builders import batch_losses, checkpoint_activations, make_llama, row_losses, seeded
 from model_families import DECODERS, make_decoder
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -24,9 +24,8 @@ from sebp_edge.engine.sparse import hoist_if_exact as hoisting
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches.state import ModelState, describe
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import SparsityError
+from sebp_edge.research import RowPlan, Sparsified
 
 VOCABULARY, HIDDEN = 320, 32
 TARGETS = ["q_proj", "o_proj", "down_proj"]
@@ -43,8 +42,7 @@ def lora_model():
 @functools.cache
 def _lora_model():
     config = LoraConfig(r=3, target_modules=TARGETS, task_type="CAUSAL_LM", init_lora_weights=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         return get_peft_model(dense_model(), config).double().train()
 
 
@@ -58,8 +56,7 @@ def doubled(_module, _inputs, output):
 
 def add_adapter(model, *targets, **options):
     config = LoraConfig(r=3, target_modules=list(targets), init_lora_weights=False, **options)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seeded(4):
         model.add_adapter("other", config)
     model.set_adapter("other")
     model.double()
@@ -70,15 +67,13 @@ def layer_of(model):
 
 
 def resize_vocabulary(model):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model.resize_token_embeddings(VOCABULARY + 7, mean_resizing=False)
     model.double()
 
 
 def new_head(model):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model.set_output_embeddings(nn.Linear(HIDDEN, VOCABULARY, bias=False).double())
 
 
@@ -142,15 +137,13 @@ def replace_hooks(module, hook):
 
 
 def spectral_norm(model, module):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(6)
+    with seeded(6):
         parametrizations.spectral_norm(module)
     model.double()
 
 
 def two_layer_head(model):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         model.lm_head = nn.Sequential(nn.Linear(HIDDEN, 8), nn.Linear(8, VOCABULARY)).double()
 
 
@@ -448,19 +441,9 @@ def test_hooks_see_what_they_see_in_the_dense_model(name, when):
 HOISTED_CHANGES = {
     name: CHANGES[name]
     for name in (
-        "nothing",
-        "head replaced",
-        "vocabulary resized",
-        "scaled logits in the hidden states",
-        "hook on the last query",
-        "block appended",
-        "block removed",
-        "blocks swapped",
-        "sliding window",
-        "eps",
-        "activation",
-        "frozen",
-        "scale of attention",
+        *("nothing", "head replaced", "vocabulary resized", "scaled logits in the hidden states"),
+        *("hook on the last query", "block appended", "block removed", "blocks swapped", "sliding window", "eps"),
+        *("activation", "frozen", "scale of attention"),
     )
 }
 
@@ -468,13 +451,12 @@ HOISTED_CHANGES = {
 def assert_follows(make, change):
     """Checks that the gradients of a hoisted model are the dense ones after the model has changed."""
     batch, expected, model = padded_batch(prompt=5), make(), make()
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as hoisted:
-        gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+        gradients(model, batch_losses(hoisted, batch))
         change(expected), change(model)
-        found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
+        found = gradients(model, batch_losses(hoisted, batch))
     _, dense = loss_and_gradients(expected, batch)
-    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+    assert_same_gradients(dense, found, 1e-5, 1e-15)
 
 
 @pytest.mark.parametrize("change", HOISTED_CHANGES.values(), ids=HOISTED_CHANGES)
@@ -495,13 +477,12 @@ def test_a_head_untied_between_hoisted_steps_gets_its_own_gradient():
 @pytest.mark.parametrize("name", ["hook that mixes rows", "forward that mixes rows", "table of hooks replaced"])
 def test_a_model_that_is_exact_no_longer_is_hoisted_no_longer(name):
     batch, model = padded_batch(), dense_model()
-    plan = RowPlan.from_labels(batch["labels"])
     hoisted, _ = hoist_if_exact(model, [[5, 6, 7, 8, 9, 10], [8, 9, 10]], 2)
     with hoisted:
-        row_losses(hoisted, batch["input_ids"], plan)
+        batch_losses(hoisted, batch)
         CHANGES[name](model)
         with pytest.raises(SparsityError, match=r"has changed .* (differ from the padded ones|read each other)"):
-            row_losses(hoisted, batch["input_ids"], plan)
+            batch_losses(hoisted, batch)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -520,7 +501,7 @@ def test_a_model_whose_trial_was_interrupted_after_a_change_is_tried_again_by_th
             row_losses(hoisted, batch["input_ids"], plan)
         found = gradients(model, row_losses(hoisted, batch["input_ids"], plan))
     _, dense = loss_and_gradients(expected, batch)
-    assert_same((torch.ones(()), dense), (torch.ones(()), found), tolerance=1e-5)
+    assert_same_gradients(dense, found, 1e-5, 1e-15)
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -550,7 +531,7 @@ def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(m
         with hoisted:
             assert reason is None
             batch = padded_batch(prompt=5)
-            row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+            batch_losses(hoisted, batch)
         return len(trials)
 
     model = lora_model()
@@ -574,12 +555,11 @@ def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(m
 @pytest.mark.parametrize("name", ["head with a bias", "hook on the head", "head's forward replaced"])
 def test_a_hoisted_model_refuses_a_head_that_it_would_not_call(name):
     batch, model = padded_batch(), dense_model()
-    plan = RowPlan.from_labels(batch["labels"])
     with Hoisted(model) as hoisted:
-        row_losses(hoisted, batch["input_ids"], plan)
+        batch_losses(hoisted, batch)
         CHANGES[name](model)
         with pytest.raises(SparsityError, match="head"):
-            row_losses(hoisted, batch["input_ids"], plan)
+            batch_losses(hoisted, batch)
 
 
 def test_layers_stacked_in_inference_mode_can_be_trained():

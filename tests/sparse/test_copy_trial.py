@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from builders import SIZES, make_llama
+from builders import SIZES, make_llama, seeded
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -49,8 +49,7 @@ HOISTED = {
 
 
 def make(config) -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 
@@ -76,6 +75,7 @@ def forgetting_prefixes(*states_and_lengths, prefixes):
     return sequence_attention_(*states_and_lengths)
 
 
+@pytest.mark.slow
 def test_attention_that_ignores_a_shared_prefix_is_detected_and_not_used(monkeypatch):
     model = make(HOISTED["llama"])
     monkeypatch.setattr(hoist, "sequence_attention_", forgetting_prefixes)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from against_dense import assert_same, padded_batch, record_rows, with_lora
-from builders import checkpoint_activations, make_encoder, make_encoder_batch, make_llama
+from against_dense import assert_same, assert_same_gradients, padded_batch, record_rows, with_lora
+from builders import IGNORE, checkpoint_activations, make_encoder, make_encoder_batch, make_llama, seeded
 from command import start
 from processes import Processes, process_group
 from torch import distributed, nn
@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from sebp_edge import sparsify
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 
@@ -63,8 +62,7 @@ def num_items(batch):
 def make(weights):
     if weights == "gpt2":
         sizes = {"vocab_size": 320, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
             return GPT2LMHeadModel(GPT2Config(**sizes, **drops, bos_token_id=0, eos_token_id=1)).double()
     model = make_llama(tie_word_embeddings=weights != "untied").double()
@@ -288,7 +286,7 @@ def trains_an_encoder(rank):
             model.zero_grad()
             model(**batch).loss.backward()
     sparse = {name: COUNT * gradient for name, gradient in gradients_of(model).items()}
-    assert_same((torch.tensor(1.0), expected), (torch.tensor(1.0), sparse), 1e-10)
+    assert_same_gradients(expected, sparse, 1e-10, 1e-15)
 
 
 @pytest.mark.slow
@@ -309,7 +307,7 @@ def leaves_the_model_as_it_was(rank, sharded_first):
         sparse = gradients_of(model)
     model.zero_grad()
     model(**batch).loss.backward()
-    assert_same((torch.tensor(1.0), gradients_of(model)), (torch.tensor(1.0), sparse), TOLERANCE)
+    assert_same_gradients(gradients_of(model), sparse, TOLERANCE, 1e-15)
     assert model(**batch).logits is not None
     model.eval()
     assert model.generate(batch["input_ids"][:1, :4], max_new_tokens=2, min_new_tokens=2).shape == (1, 6)
@@ -336,6 +334,7 @@ def refuses_tensor_parallelism(rank):
             wrapping(model)(**batches()[rank])
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_is_refused(processes):
     processes.run(refuses_tensor_parallelism)
 
@@ -367,6 +366,7 @@ def refuses_a_model_within_a_sharded_module(rank):
         outer(**batches()[rank])
 
 
+@pytest.mark.slow
 def test_a_model_within_a_sharded_module_is_refused(processes):
     processes.run(refuses_a_model_within_a_sharded_module)
 

@@ -3,12 +3,11 @@
 import contextlib
 import inspect
 import itertools
-import weakref
 
 import pytest
 import torch
 from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, record_rows, with_lora
-from builders import checkpoint_activations, make_llama
+from builders import IGNORE, checkpoint_activations, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch import nn
@@ -16,9 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 from sebp_edge import sparsify
-from sebp_edge.engine.models.architecture import is_linear, layers_after_attention
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
-from sebp_edge.engine.sparse.sparsify import KeptInputs
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 
@@ -350,35 +346,3 @@ def test_if_most_rows_are_active_the_input_itself_is_kept():
         saved = [entry for entry in saved_rows(model, batch) if entry[1] == 3 * 24]
     assert {size for _, _, size in saved} == {72 * 32, 72 * 48}
     assert len({storage for storage, _, size in saved if size == 72 * 48}) == 2
-
-
-def test_kept_inputs_keep_no_input_alive():
-    kept, rows = KeptInputs(), torch.tensor([1, 2])
-    x = torch.randn(2, 5, 3)
-    first = kept.keep(x, x, rows)
-    assert kept.keep(x, x, rows) is first
-    x.add_(1)
-    assert torch.equal(kept.keep(x, x, rows), x.flatten(0, 1)[1:3])
-    assert kept.keep(x, x, detect).data_ptr() == x.data_ptr()
-    alive = weakref.ref(x)
-    del x
-    assert alive() is None
-
-
-def names_after_attention(model):
-    after = layers_after_attention(model)
-    return {name for name, layer in model.named_modules() if is_linear(layer) and layer in after}
-
-
-def test_unknown_layers_in_attention_compute_all_rows():
-    model = make_llama()
-    attention = model.model.layers[-1].self_attn
-    known = names_after_attention(model)
-    assert {name.split(".")[-1] for name in known} == {
-        "q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
-    }  # fmt: skip
-    attention.b_proj = torch.nn.Linear(4, 4)
-    attention.gate = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    assert names_after_attention(model) == known
-    attention.conv1d = torch.nn.Conv1d(4, 4, 3)
-    assert names_after_attention(model) == {"lm_head"}

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from against_dense import loss_and_gradients, padded_batch
-from builders import make_llama, row_losses
+from builders import batch_losses, make_llama
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sebp_edge import sparsify
 from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import QuantisedWeight
 
@@ -54,6 +53,7 @@ def assert_close(found, expected, tolerance=2e-5):
         assert (found[name] - truth).norm() <= tolerance * truth.norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
 @pytest.mark.parametrize("compress_statistics", [True, False])
 def test_every_projection_is_plain_and_dequantises_to_its_packed_matrix(quant_type, compress_statistics):
@@ -102,7 +102,7 @@ def test_hoisted_rows_train_like_peft():
     expected_loss, expected = loss_and_gradients(model, batch)
     model.zero_grad()
     with Hoisted(model) as hoisted:
-        loss = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).mean()
+        loss = batch_losses(hoisted, batch).mean()
         loss.backward()
     torch.testing.assert_close(loss.detach(), expected_loss)
     assert_close({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, expected)
@@ -154,7 +154,7 @@ class Dequantisations(TorchDispatchMode):
 def hoisted_gradients(model, hoisted, batch):
     model.zero_grad()
     with Dequantisations() as dequantisations:
-        loss = row_losses(hoisted, batch["input_ids"], RowPlan.from_labels(batch["labels"])).mean()
+        loss = batch_losses(hoisted, batch).mean()
         loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return loss.detach(), gradients, dequantisations.number

@@ -15,7 +15,7 @@ from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.sparse import hoist_if_exact as module
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact, pad_right
 from sebp_edge.engine.sparse.patches.loss import Head
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
+from sebp_edge.research import ActiveTokens
 
 SEQUENCES = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
 
@@ -52,6 +52,7 @@ def test_a_trial_is_ended_at_any_layer_and_leaves_the_model_as_it_was():
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.slow
 def test_a_model_that_has_passed_with_its_adapter_and_without_is_not_tried_again():
     calls = []
     model = get_peft_model(make_llama(), LoraConfig(r=2, target_modules="all-linear"))

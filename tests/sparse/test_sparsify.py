@@ -3,12 +3,11 @@
 import pytest
 import torch
 from against_dense import assert_same_training, loss_and_gradients, padded_batch, with_lora
-from builders import make_llama
+from builders import IGNORE, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import sparsify
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import MachineError, OptionError, SparsityError
 
 

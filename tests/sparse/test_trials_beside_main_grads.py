@@ -2,16 +2,17 @@
 
 import random
 
+import pytest
 import torch
 from against_dense import with_adapter
-from builders import make_llama
+from builders import IGNORE, make_llama
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import pack
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
 
 
+@pytest.mark.slow
 def test_a_trial_adds_nothing_to_main_grads(kernels, fused_modules):
     model = with_adapter(make_llama(num_hidden_layers=1))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 from against_dense import assert_same, encoder_batch, padded_batch, with_lora
-from builders import SIZES, make_llama
+from builders import IGNORE, SIZES, make_llama, seeded
 from model_families import ENCODERS
 from torch import nn
 from transformers import (
@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from sebp_edge import sparsify
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import detect
 
@@ -63,8 +62,7 @@ class PenalisedForCausalLM(LlamaForCausalLM):
 
 
 def make(kind, config):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return kind(config).double().train()
 
 

@@ -11,17 +11,10 @@ from model_families import FAMILIES, WIDER
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.engine.training import captured_gradients
-from sebp_edge.engine.training.captured_gradients import CapturedGradients
 from sebp_edge.errors import CannotCapture, MachineError
+from sebp_edge.research import ActiveTokens, CapturedGradients, HoistedEncoder, RowPlan
 
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
 LENGTHS = [(90, 1, 128, 33), (17, 40), (9, 9, 9, 9, 9), (200, 17, 129, 1)]
 
 
@@ -180,7 +173,7 @@ def test_warm_up_leaves_existing_gradients_unchanged(plain, at_once, limit_gradi
 
 
 class TestOnAGpu:
-    pytestmark = ON_GPU
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("head", ["sequence", "token"])

@@ -35,10 +35,7 @@ from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
 from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.values.example import Example
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def gradients(learner, micro_batches):

@@ -12,10 +12,10 @@ from random_cases import DEVICE
 
 from sebp_edge import Recipe
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact, pad_right
-from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.training import kernels_ahead
 from sebp_edge.engine.training.update import Update
 from sebp_edge.ops import backend
+from sebp_edge.research import ActiveTokens
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
 

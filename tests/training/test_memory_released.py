@@ -11,7 +11,6 @@ from failing_memory import RECIPE, Failing, accumulate_within, gradients, recove
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.engine.training.run import TrainingRun
@@ -19,6 +18,7 @@ from sebp_edge.engine.training.update import Update
 from sebp_edge.errors import MachineError
 from sebp_edge.events import MemoryRanOut, StepDone
 from sebp_edge.ops import AdamW, Moments
+from sebp_edge.research import Sparsified
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
 
@@ -115,6 +115,7 @@ def test_nothing_of_a_training_stays_alive(make, case, run_with):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [300, 700])
 def test_too_little_memory_for_one_example_raises_one_sentence_and_releases_memory(make, number, monkeypatch):
     made, personalizer, events = [], make(), []

@@ -4,20 +4,16 @@ import random
 
 import pytest
 import torch
-from builders import SIZES, evaluated, gpu_sync_forbidden, make_llama, make_step, outlined, schedule_of
+from builders import IGNORE, SIZES, evaluated, gpu_sync_forbidden, make_llama, make_step, outlined, schedule_of
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import SLIDING, make_model
 from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config, Qwen3Config
 
 from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
+pytestmark = pytest.mark.gpu
 
 FAMILIES = {
     "llama": lambda: make_llama(head_dim=32),

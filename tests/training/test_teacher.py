@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import evaluated, make_examples, make_llama, make_step, outlined, schedule_of
+from builders import IGNORE, evaluated, make_examples, make_llama, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
@@ -18,7 +18,6 @@ from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.training import teacher as teachers_module
 from sebp_edge.engine.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
 from sebp_edge.errors import OptionError
@@ -30,10 +29,6 @@ COLLATOR = Collator(64, 2)
 EXAMPLES = uneven_examples()
 # Some examples have a teacher, of many tokens or few.
 KS = [20, 0, 3, 20, 0, 20, 1, 20]
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU, and there is none here"),
-]
 
 
 def refuse_hoisting(model):
@@ -210,6 +205,7 @@ def test_a_row_that_is_certain_draws_nothing():
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plain_graphs")
 @pytest.mark.parametrize(("path", "method"), [("hoisted", "full"), ("padded", "lora"), ("graphs", "lora")])
 def test_a_model_has_nothing_to_learn_of_itself(base, path, method, monkeypatch):
@@ -292,7 +288,7 @@ def whole(example):
 class TestOnAGpu:
     """Captured steps on teachers give the eager results."""
 
-    pytestmark = ON_GPU
+    pytestmark = pytest.mark.gpu
 
     @pytest.mark.parametrize(
         "options",

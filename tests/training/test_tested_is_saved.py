@@ -90,11 +90,7 @@ def test_a_version_trained_on_all_documents_has_the_tested_state_beside_it(metho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "dtype"),
-    [("full", torch.float32), ("lora", torch.bfloat16)],
-    ids=str,
-)
+@pytest.mark.parametrize(("method", "dtype"), [("full", torch.float32), ("lora", torch.bfloat16)], ids=str)
 def test_without_a_refit_the_version_is_the_tested_state(method, dtype, make_wide, notes_folder):
     result = make_wide(dtype, method, refit=False).adapt(notes_folder)
     assert (result.passed, result.trained_on_all, result.refit_loss) == (True, False, None)
@@ -135,6 +131,7 @@ def phases(events):
     return [event.phase for event in events if isinstance(event, TrainingStarted)]
 
 
+@pytest.mark.slow
 def test_a_last_training_begins_in_the_judged_state(make):
     began = []
 
@@ -160,40 +157,40 @@ def change_before_the_last_training(model, change):
                 change(parameter)
 
 
-@pytest.mark.slow
-def test_a_last_training_that_lowers_no_loss_is_dropped_for_the_tested_state(make):
-    texts, events = make_sentences(24, words=30), []
+@pytest.fixture(scope="module")
+def tested_alone(model_folder, tmp_path_factory):
+    """The weights of a version that is not trained on all documents, and the texts that it has learnt."""
+    texts, store = make_sentences(24, words=30), AdapterStore(tmp_path_factory.mktemp("alone"))
+    recipe = RECIPE.replace(refit=False)
+    result = Personalizer(model_folder, recipe=recipe, device="cpu", store=store, seed=2).adapt(texts)
+    return texts, load_file(result.adapter_path / WEIGHTS["lora"])
 
-    def worsen(event):
+
+CHANGES = {"lowers no loss": lambda weight: weight.mul_(30), "diverges": lambda weight: weight.fill_(torch.nan)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_last_training_that_fails_is_dropped_for_the_tested_state(make, tested_alone, change):
+    events, (texts, expected) = [], tested_alone
+
+    def spoil(event):
         events.append(event)
         if isinstance(event, TrainingStarted) and event.phase == "all documents":
-            change_before_the_last_training(personalizer.in_use.base.model, lambda weight: weight.mul_(30))
+            change_before_the_last_training(personalizer.in_use.base.model, change)
 
-    personalizer = make(recipe=RECIPE, seed=2, on_event=worsen)
+    personalizer = make(recipe=RECIPE, seed=2, on_event=spoil)
     result = personalizer.adapt(texts)
     assert phases(events) == ["train", "all documents"]
     assert (result.passed, result.active, result.trained_on_all) == (True, True, False)
     validation = [e.loss for e in events if isinstance(e, Evaluated) and e.split == "validation" and e.best]
-    assert result.refit_loss >= validation[-1]
-    assert "A training on all documents made it no better, so the adapter is as it was tested." in result.summary
-    alone = make(recipe=RECIPE.replace(refit=False), seed=2).adapt(texts, name="alone")
-    one, other = (load_file(each.adapter_path / WEIGHTS["lora"]) for each in (result, alone))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-@pytest.mark.slow
-def test_a_last_training_that_diverges_is_dropped_for_the_tested_state(make, notes_folder):
-    def poison(event):
-        if isinstance(event, TrainingStarted) and event.phase == "all documents":
-            change_before_the_last_training(personalizer.in_use.base.model, lambda weight: weight.fill_(torch.nan))
-
-    personalizer = make(recipe=RECIPE, on_event=poison)
-    result = personalizer.adapt(notes_folder)
-    assert (result.passed, result.trained_on_all) == (True, False)
-    assert result.to_dict()["refit_loss"] != result.refit_loss  # NaN
-    alone = make(recipe=RECIPE.replace(refit=False)).adapt(notes_folder, name="alone")
-    one, other = (load_file(each.adapter_path / WEIGHTS["lora"]) for each in (result, alone))
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    if change is CHANGES["diverges"]:
+        assert result.to_dict()["refit_loss"] != result.refit_loss  # NaN
+    else:
+        assert result.refit_loss >= validation[-1]
+        assert "A training on all documents made it no better, so the adapter is as it was tested." in result.summary
+    found = load_file(result.adapter_path / WEIGHTS["lora"])
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 @pytest.mark.slow

@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from builders import SIZES, WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, outlined, train
 from transformers import AutoModelForCausalLM, JambaConfig, RwkvConfig, XGLMConfig
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import attach, snapshot, trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.evaluation import evaluate
-from sebp_edge.engine.training.loop import Trainer, learning_rates
+from sebp_edge.engine.training.loop import Trainer
 from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.engine.training.update import Update
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.lessons.examples import encode
-from sebp_edge.recipe import Recipe
+from sebp_edge.research import learning_rates
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import Example, outlines
 
@@ -63,7 +64,6 @@ def test_training_lowers_the_held_out_loss(base, examples):
     assert len(steps) == progress.steps == progress.total_steps
     assert steps[-1].tokens == 3 * sum(len(example.input_ids) for example in examples[:12])
     assert [event.epoch for event in events if isinstance(event, Evaluated)] == [0, 1, 2, 3]
-    trainer.learner.adaptation.detach()
 
 
 @pytest.mark.slow
@@ -75,6 +75,7 @@ def test_two_trainings_with_one_seed_are_bitwise_equal(base, examples):
     assert not all(torch.equal(a, b) for a, b in zip(one, different, strict=True))
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_the_gradient(base, examples):
     trainer = make_trainer(base, examples)
 
@@ -90,7 +91,6 @@ def test_micro_batches_do_not_change_the_gradient(base, examples):
     with trainer.learner:
         num_single, one_by_one = gradients(1)
         num_together, together = gradients(4096)
-    trainer.learner.adaptation.detach()
     assert (num_single, num_together) == (len(examples), 1)
     for one, other in zip(one_by_one, together, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -104,7 +104,6 @@ def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
         together = evaluate(learner, evaluated(learner, examples))
         limit_rows(learner, 1)
         one_by_one = evaluate(learner, evaluated(learner, examples[::-1]))
-    trainer.learner.adaptation.detach()
     assert len(longer) > 1
     assert together.tokens == one_by_one.tokens
     assert together.tokens[99] == sum(example.num_loss_tokens for example in longer)
@@ -116,7 +115,6 @@ def test_a_steps_micro_batches_take_the_longest_examples_first(base, examples, m
     limit_rows(trainer.learner, 120)
     with trainer.learner:
         progress = train(trainer, examples, [])
-    trainer.learner.adaptation.detach()
     assert progress.steps == 1
     lengths = [[example.num_active_tokens for example in micro_batch] for micro_batch in micro_batches]
     assert lengths == [
@@ -190,7 +188,6 @@ def test_training_stops_early_and_restores_the_best_state(base, examples, patien
     with trainer.learner:
         progress = train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(trainer.learner.adaptation), strict=True))
-    trainer.learner.adaptation.detach()
     assert progress.best_epoch == 0
     assert progress.steps == patience * progress.total_steps // 8
 
@@ -207,7 +204,6 @@ def test_a_non_finite_loss_raises_an_error_that_names_the_step_and_restores_the_
     with trainer.learner, pytest.raises(NonFiniteLoss, match=r"step \d+, the loss is nan"):
         train(trainer, examples[:12], examples[12:])
     assert all(torch.equal(a, b) for a, b in zip(poison.best, snapshot(trainer.learner.adaptation), strict=True))
-    trainer.learner.adaptation.detach()
 
 
 @pytest.mark.slow
@@ -238,7 +234,6 @@ def test_an_interruption_leaves_the_best_state_or_before_one_the_current_state(b
     assert trainer.progress.best_epoch == (0 if before else 1)
     best_is_kept = all(torch.equal(a, b) for a, b in zip(trainer.progress.best_state, state, strict=True))
     assert best_is_kept is not before
-    trainer.learner.adaptation.detach()
 
 
 def test_a_model_that_cannot_be_hoisted_trains_padded_after_a_notice(base, examples):

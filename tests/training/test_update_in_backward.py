@@ -7,6 +7,7 @@ import torch
 from builders import limit_rows, make_llama, make_step, outlined, train
 from model_families import MODELS
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import snapshot
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training import update_in_backward
@@ -18,7 +19,6 @@ from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.errors import NonFiniteLoss
 from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.ops import adamw_
-from sebp_edge.recipe import Recipe
 from sebp_edge.values.example import Example
 
 RECIPE = Recipe(
@@ -153,11 +153,7 @@ def test_a_warm_up_changes_nothing():
 
 @pytest.mark.parametrize(
     ("method", "dtype", "kind"),
-    [
-        ("full", torch.bfloat16, UpdateInBackward),
-        ("full", torch.float32, Update),
-        ("lora", torch.float32, Update),
-    ],
+    [("full", torch.bfloat16, UpdateInBackward), ("full", torch.float32, Update), ("lora", torch.float32, Update)],
 )
 def test_only_whole_models_in_bf16_are_updated_in_the_backward_pass(method, dtype, kind):
     with make_learner(make_llama().to(dtype), recipe=RECIPE.replace(method=method)) as learner:
@@ -201,6 +197,7 @@ def test_after_start_again_a_training_repeats_the_first_one():
         assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
 
 
+@pytest.mark.slow
 def test_every_micro_batch_is_a_step_after_one_notice():
     events = []
     with make_learner(make_llama().bfloat16(), events.append) as learner:

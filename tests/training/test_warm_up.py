@@ -5,12 +5,11 @@ import weakref
 
 import pytest
 import torch
-from builders import evaluated, make_examples, make_step, outlined, schedule_of
+from builders import IGNORE, evaluated, make_examples, make_step, outlined, schedule_of
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.models.adaptation import snapshot
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.training.evaluation import evaluate
 from sebp_edge.engine.training.graphs import MicroBatchGraphs
 from sebp_edge.engine.training.loop import Trainer
