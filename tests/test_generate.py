@@ -8,13 +8,12 @@ import torch
 from builders import make_sentences
 from safetensors.torch import load_file, save_file
 
-from sebp_edge import Personalizer
+from sebp_edge import AdapterRecord, Personalizer
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

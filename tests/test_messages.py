@@ -10,10 +10,9 @@ from jsonschema import Draft202012Validator
 from message_schema import RELEASED, error_table, make_schema, schema_text, surface
 from message_types import FILE, typescript
 
-from sebp_edge import errors
+from sebp_edge import AdapterStore, SebpEdgeError, errors
 from sebp_edge.basics.schema import read_schema, schema_hash
-from sebp_edge.errors import SebpEdgeError, TrainingStopped
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.errors import TrainingStopped
 
 RECORDED = Path(__file__).parent / "messages"
 KINDS = sorted(

@@ -6,8 +6,9 @@ import pytest
 from builders import make_sentences
 from pace import at_most
 
+from sebp_edge import SebpEdgeError
 from sebp_edge.basics.stopping import StopRequested, StopSignal
-from sebp_edge.errors import Interrupted, SebpEdgeError
+from sebp_edge.errors import Interrupted
 from sebp_edge.events import (
     AdapterSaved,
     ExampleAnalyzed,

@@ -8,8 +8,7 @@ import pytest
 from command import assert_one_sentence, contents, process, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge import AdapterStore
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.values.word_figures import WordFigures
 
 pytestmark = pytest.mark.usefixtures("unassessed")

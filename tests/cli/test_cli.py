@@ -15,8 +15,7 @@ import pytest
 from builders import make_llama
 from command import RECIPE, assert_one_sentence, contents, process, records, run, start, without_controls
 
-from sebp_edge.recipe import Recipe
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge import AdapterStore, Recipe
 
 COMMANDS = ("adapt", "plan", "analyze", "generate", "models", "recipes", "adapters", "serve", "doctor")
 RESULT_KEYS = {

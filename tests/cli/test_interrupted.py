@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import CODE, COMMAND, IS_COLD, RECIPE, process, records, run, start
 
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge import AdapterStore
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sebp_edge import Personalizer
+from sebp_edge import AdapterRecord, Personalizer
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import ExportError, OptionError
 from sebp_edge.events import TensorWritten
 from sebp_edge.export import exporter as main_path
 from sebp_edge.export import formats, llama_cpp, mlx_lm
 from sebp_edge.export.source import Source
-from sebp_edge.store.record import AdapterRecord
 
 RECIPE = {"name": "notes", "method": "lora"}
 IDS = torch.tensor([[0, 40, 50, 60, 70]])

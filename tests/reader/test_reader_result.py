@@ -8,11 +8,10 @@ from builders import make_tokenizer
 from reader_notes import ANSWER, NO_EFFECT, NOTES, THINGS, WEIGHTS, decoded, notices, save_model, use_notes
 from safetensors.torch import load_file
 
-from sebp_edge import Personalizer, Recipe
+from sebp_edge import AdapterRecord, Personalizer, Recipe
 from sebp_edge.engine.models.adaptation import read_state, snapshot
 from sebp_edge.errors import Interrupted, ModelError, TextsError
 from sebp_edge.run.preparation import LEARNT_TOGETHER
-from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.example import NO_DOCUMENT
 
 

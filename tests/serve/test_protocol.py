@@ -17,13 +17,13 @@ import psutil
 import pytest
 from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, rss, wait_until
 
+from sebp_edge import AdapterStore
 from sebp_edge.serve.journal import FILE, Journal
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_jobs import ServedJobs
 from sebp_edge.serve.streams import MAX_LINE
 from sebp_edge.serve.tasks import Tasks
-from sebp_edge.store.adapter_store import AdapterStore
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
 INFINITE = float("inf")  # in JSON, 1e999

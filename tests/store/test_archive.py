@@ -15,9 +15,8 @@ import torch
 from safetensors.torch import save_file
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
-from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
+from sebp_edge.errors import AdapterError, OptionError, StorageError
 
 
 @pytest.fixture

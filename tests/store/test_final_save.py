@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from command import halted_before_it_saves, process, records, run
 
-from sebp_edge import AdapterStore
+from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
 from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.engine.models.lora import LoraAdapter
-from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
+from sebp_edge.errors import Interrupted, StorageError
 from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
-from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 

@@ -9,14 +9,13 @@ import pytest
 from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
+from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.errors import AdapterError, OptionError, StorageError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, write_history
 from sebp_edge.store.lock import locked
-from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.remembered import SplitHistory
 
 INTERRUPTED = {"verdict": None, "trained_on_all": False}

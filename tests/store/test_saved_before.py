@@ -12,9 +12,9 @@ import pytest
 from builders import make_sentences
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterRecord, AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import AdapterError
-from sebp_edge.store.record import FORMAT, AdapterRecord
+from sebp_edge.store.record import FORMAT
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

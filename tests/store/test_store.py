@@ -8,9 +8,9 @@ import stat
 import pytest
 from stored_adapter import FakeAdaptation, process, visible
 
+from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError, StorageError
 from sebp_edge.store import salt as salt_module
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.names import check_name, folder_of, name_of
 from sebp_edge.store.saved import save_to
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from stored_adapter import FakeAdaptation, listing, process, visible
 
+from sebp_edge import AdapterStore
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import save_to
 
 
