@@ -13,15 +13,14 @@ import pytest
 import torch
 from command import LONGER, RECIPE
 from jsonschema import Draft202012Validator
-from served import SECONDS, Refused, Server, all_gone, environment, processes_below, start_server, wait_until
+from served import ENDED, SECONDS, Refused, Server, all_gone, environment, processes_below, start_server, wait_until
 from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.basics.schema import read_schema
-from sebp_edge.serve.served_jobs import ENDED
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
 pytestmark = pytest.mark.slow
+SCHEMA = Path(__file__).parents[2] / "sebp_edge" / "basics" / "schema.json"
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
     assert all(event["event"]["job"] == "first" and event["event"]["v"] == 1 for event in events)
     assert {"step", "evaluated", "saved", "progress"} <= {event["event"]["event"] for event in events}
     assert (shares[0], shares[-1]) == (0, 1)
-    definitions = json.loads(read_schema())["$defs"]
+    definitions = json.loads(SCHEMA.read_text(encoding="utf-8"))["$defs"]
     for event in events:
         for name, values in (("JobEvent", event), (event["event"]["event"], event["event"])):
             Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": definitions}).validate(values)
