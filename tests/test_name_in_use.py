@@ -11,8 +11,6 @@ from command import halted_before_it_saves, process, records, run, without_contr
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.run.texts_comparison import compare_with_active
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -85,26 +83,23 @@ def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
 ):
     personalizer = make()
     personalizer.adapt(notes_folder, activate_anyway=True)
-
-    def compared(texts):
-        recipe, reference = personalizer.recipe, personalizer.reference
-        return compare_with_active(personalizer.store, "default", reference, recipe, 0, read_texts(texts)).name_in_use
+    said = "Version 1 of the adapter 'default' knows"
 
     for change in SAME:
         copy = tmp_path / "kept"
         shutil.copytree(notes_folder, copy)
-        assert compared(change(notes_folder, tmp_path)) is None, change.__name__
+        beginning = personalizer.inspect(change(notes_folder, tmp_path)).beginning
+        assert not beginning.startswith(said), change.__name__
         shutil.rmtree(notes_folder, ignore_errors=True)
         copy.rename(notes_folder)
-    assert compared(other_folder).differs == ("texts",)
-    few = compared([*make_sentences(20, seed=7), (notes_folder / "note-00.md").read_text()])
-    assert "knows 24 documents, only 1 of which is among these 21." in few.message
+    few = [*make_sentences(20, seed=7), (notes_folder / "note-00.md").read_text()]
+    for texts, known in ((other_folder, "none of which is among these 24"), (few, "only 1 of which is among these 21")):
+        assert personalizer.inspect(texts).beginning.startswith(f"{said} 24 documents, {known}.")
 
 
 @pytest.mark.slow
 def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder, other_folder):
-    personalizer, events = make(), []
-    personalizer.adapt(notes_folder, activate_anyway=True)
+    personalizer, events = make(after=True), []
 
     def sink(event):
         events.append(event)
@@ -136,20 +131,20 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
         assert personalizer.inspect(folder).beginning.startswith(("Learning on", "Nothing is new"))
 
 
-def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
-    personalizer, events = make(), []
-    personalizer.adapt(notes_folder, activate_anyway=True)
-    store = personalizer.store
-    store.adapter("default").rename("letters of Anna")
+def test_a_name_that_is_taken_is_not_proposed(make, other_folder):
+    def stop(event):
+        if isinstance(event, NameInUse):
+            proposed.append(event.proposal)
+            raise Stop
 
-    def proposal(texts):
-        args = ("letters of Anna", personalizer.reference, personalizer.recipe, 0, read_texts(texts))
-        return compare_with_active(store, *args).name_in_use.proposal
-
-    assert proposal(other_folder) == "letters of Anna-2"
-    assert proposal(make_sentences(3, seed=8)) == "letters of Anna-2"
-    assert proposal(other_folder.rename(other_folder.with_name("...--"))) == "another"
-    assert events == []
+    personalizer, proposed = make(after=True, on_event=stop), []
+    personalizer.store.adapter("default").rename("letters of Anna")
+    for texts in (other_folder, make_sentences(3, seed=8), other_folder.with_name("...--")):
+        if texts == other_folder.with_name("...--"):
+            other_folder.rename(texts)
+        with pytest.raises(Stop):
+            personalizer.adapt(texts, name="letters of Anna")
+    assert proposed == ["letters of Anna-2", "letters of Anna-2", "another"]
 
 
 @pytest.mark.slow

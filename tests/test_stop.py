@@ -7,7 +7,6 @@ from builders import make_sentences
 from pace import at_most
 
 from sebp_edge import SebpEdgeError
-from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.errors import Interrupted
 from sebp_edge.events import (
     AdapterSaved,
@@ -200,14 +199,3 @@ def test_a_call_can_be_stopped_from_its_start(make):
         worker.run(lambda personalizer: personalizer.adapt(texts))
         assert isinstance(worker.error, Interrupted)
         assert worker.personalizer.in_use.base is None
-
-
-def test_a_stop_is_raised_only_once_so_that_the_rest_can_be_saved():
-    signal, raised = StopSignal(), 0
-    signal.set()
-    for _ in range(3):
-        try:
-            signal.check()
-        except StopRequested:
-            raised += 1
-    assert raised == 1

@@ -1,5 +1,6 @@
 """`sebp-edge adapters`: every command of the history, for people and as JSON."""
 
+import json
 import os
 import pty
 import re
@@ -9,11 +10,13 @@ from command import assert_one_sentence, contents, process, records, run
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore
-from sebp_edge.values.word_figures import WordFigures
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
 NAME = "日記 2026"
+WORDS = {"keystrokes": 1000, "saved_before": 31, "saved_after": 46, "saved_more_lowest": 0.01}
+WORDS |= {"saved_more_highest": 0.02, "words": 200, "guessed_before": 54, "guessed_after": 58}
+WORDS |= {"guessed_more_lowest": None, "guessed_more_highest": None}
 
 
 @pytest.fixture
@@ -26,8 +29,9 @@ def store(own_data_folder):
 
 
 def test_a_list_has_the_guessed_words_or_else_the_loss(store):
-    words = WordFigures(1000, 31, 46, 0.01, 0.02, 200, 54, 58, None, None)
-    store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD, words=words), activate=False)
+    saved = store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
+    path = saved.path / "sebp_edge.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"words": WORDS}))
     listed = [line.split("\t")[4] for line in run("adapters", "list").stdout.splitlines()]
     assert listed == ["loss 3.500 → 3.100"] * 4 + ["words guessed 27 → 29 of 100"]
     assert contents(run("adapters", "list", "--json").stdout)[-1]["words"]["saved_after"] == 46

@@ -95,7 +95,7 @@ MUTATIONS = [
          "tests/memory", "a_3b_model_and_a_text"),
         # Stops, and files.
         ("a stop that raises twice", "if self._has_raised:", "if False:",
-         "tests/test_stop.py", "raised_only_once"),
+         "tests/machine", "raised_only_once"),
         ("a stop string that is shown", "self._emit(min(found)[1])", "self._emit(len(self._pending))",
          "tests/models", "a_stop_string"),
         ("a file that is half written", "temporary.replace(path)", "path.write_text(text, encoding='utf-8')",

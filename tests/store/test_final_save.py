@@ -1,6 +1,5 @@
 """The end of an adaptation: signals, full disks and conflicting folders while the adapter is saved."""
 
-import json
 import os
 import signal
 import time
@@ -8,13 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import halted_before_it_saves, process, records, run
+from command import halted_before_it_saves, records, run
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
-from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.errors import Interrupted, StorageError
-from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
+from sebp_edge.events import Evaluated, TrainingStarted
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 
@@ -59,43 +57,6 @@ def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
 
 
 @pytest.mark.slow
-def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store):
-    """Ctrl-C three times, while the best state of an interrupted training is being saved."""
-    arguments = [*adapt, "--epochs", 900]
-    with process(*arguments, "--json") as one:
-        for line in one.stdout:
-            if json.loads(line).get("epoch", 0) >= 2:
-                break
-        for _ in range(3):
-            one.send_signal(signal.SIGINT)
-            time.sleep(0.02)
-        _, errors = one.communicate(timeout=200)
-    assert one.returncode == 130
-    (job,) = store.jobs.list()
-    assert errors == (
-        "sebp-edge: Interrupted. The best state so far is saved as version 1 of the adapter 'default'; "
-        "it is not active. To activate it: sebp-edge adapters activate default 1; to go on with the training: "
-        f"sebp-edge adapt --resume={job.id}\n"
-    )
-    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unassessed")
-def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
-    """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
-
-    def interrupt(event):
-        if isinstance(event, AdapterSaved):
-            raise KeyboardInterrupt
-
-    personalizer = make(on_event=interrupt)
-    with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
-        personalizer.adapt(notes_folder)
-    assert personalizer.store.adapter("default").active() == 1
-
-
-@pytest.mark.slow
 def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
     """A timer sends signals to this process at different times after the training."""
     begins = []
@@ -125,29 +86,6 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
             signal.signal(signal.SIGALRM, before)
             signal.signal(signal.SIGINT, previous_handler)
         assert personalizer.store.adapter("default").versions() == list(range(1, attempt + 2))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
-    received = []
-    before = signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        own = signal.getsignal(number)
-        with Interruptions() as interruptions:
-            signal.raise_signal(number)
-            assert received == [number]  # handled at once, since nothing is interrupted yet
-            interruptions.defer()
-            signal.raise_signal(number)
-            assert received == [number]
-            interruptions.deliver()
-            interruptions.deliver()
-            assert received == [number] * 2
-            signal.raise_signal(number)
-            assert received == [number] * 2
-        assert received == [number] * 3
-        assert signal.getsignal(number) is own
-    finally:
-        signal.signal(number, before)
 
 
 # ------------------------------------------------------------------------------------------------------ failing saves

@@ -11,6 +11,7 @@ from stored_adapter import FakeAdaptation, process, visible
 from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError, StorageError
 from sebp_edge.store import salt as salt_module
+from sebp_edge.store.lock import locked
 from sebp_edge.store.names import check_name, folder_of, name_of
 from sebp_edge.store.saved import save_to
 
@@ -165,3 +166,11 @@ def test_only_the_owner_can_read_it(store, record, tmp_path):
         for path in (folder, *folder.rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert (saved.path / "templates" / "chat.jinja").is_file()
+
+
+def test_another_process_that_never_ends_is_reported(store, record, monkeypatch):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    monkeypatch.setattr("sebp_edge.store.lock._WAIT_SECONDS", 0.05)
+    with locked(store.folder), pytest.raises(StorageError, match="Another process has been changing the adapters in"):
+        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 2
