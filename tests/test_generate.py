@@ -8,12 +8,9 @@ import torch
 from builders import make_sentences
 from safetensors.torch import load_file, save_file
 
-from sebp_edge import AdapterRecord, Personalizer
-from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
-from sebp_edge.lessons.make_dataset import Drawing, make_dataset
-from sebp_edge.reading.readers import read_texts
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -109,31 +106,6 @@ def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
         assert seen == [templated, templated, "<|bos|>the ferry", templated]
 
 
-@pytest.mark.parametrize(
-    ("texts", "chat_template", "is_chat"),
-    [
-        (make_sentences(20, seed=2), True, False),
-        (make_sentences(12, seed=2) + chats(11), False, False),
-        (make_sentences(11, seed=2) + chats(11), False, False),
-        (make_sentences(11, seed=2) + chats(12), False, True),
-        (
-            [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
-            *(True,) * 2,
-        ),
-        (
-            [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
-            *(False,) * 2,
-        ),
-        (chats(3), False, True),
-    ],
-    ids=["notes", "fewer chats", "as many", "more chats", "pairs as chats", "pairs", "sections"],
-)
-def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts, chat_template, is_chat):
-    personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
-    base = personalizer.in_use.load(silent)
-    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None, Drawing(0)).is_chat is is_chat
-
-
 @pytest.fixture
 def adapted_folder(make, after_learning):
     """The folder of a version that the default store has."""
@@ -175,8 +147,3 @@ def test_invalid_prompts_are_refused_before_anything_is_loaded(make):
     with pytest.raises(TextsError, match="The list of messages is empty"):
         personalizer.generate([])
     assert personalizer.in_use.base is None
-
-
-def test_generate_has_the_defaults_of_sampling():
-    signature = Personalizer.generate.__kwdefaults__
-    assert {name: signature[name] for name in vars(Sampling())} == vars(Sampling())

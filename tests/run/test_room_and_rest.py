@@ -13,7 +13,7 @@ from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.events import Notice
 from sebp_edge.run import giving_way
-from sebp_edge.run.giving_way import MIN_RESERVE, GivingWay, Room
+from sebp_edge.run.giving_way import MIN_RESERVE, THREADS_BESIDE_GPU, GivingWay, Room
 from sebp_edge.run.job import JobSink
 
 CPU = torch.device("cpu")
@@ -166,3 +166,18 @@ def test_the_clock_stands_still_while_the_call_waits():
             waited = time.perf_counter()
         counted = clock() - begin
         assert 0 <= counted <= time.perf_counter() - waited + (inside - begin) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "expected"), [("cuda", None, THREADS_BESIDE_GPU), ("cuda", 6, 6), ("cpu", None, 7)]
+)
+def test_a_call_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, asked, expected):
+    before = torch.get_num_threads()
+    torch.set_num_threads(7)
+    try:
+        way = GivingWay(Politeness(threads=asked), torch.device(device), JobSink(lambda event: None), StopSignal())
+        with way.limited_threads():
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 7
+    finally:
+        torch.set_num_threads(before)

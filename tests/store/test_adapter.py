@@ -19,20 +19,6 @@ def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, recor
     assert saved[0].path == store.folder / "mine" / "1"
 
 
-def test_no_version_is_active_until_one_is_activated(store, record):
-    store.adapter("mine").save(FakeAdaptation(), record, activate=False)
-    assert store.adapter("mine").active() is None
-    with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[1\]"):
-        store.adapter("mine").open()
-
-
-def test_a_new_version_has_the_highest_number_even_after_a_removal(store, record):
-    for _ in range(3):
-        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-    store.adapter("mine").remove(2)
-    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 4
-
-
 def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store, record):
     for _ in range(3):
         store.adapter("mine").save(FakeAdaptation(), record, activate=True)
