@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from builders import make_sentences
+from learnt import RECIPE
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterRecord
@@ -17,19 +18,6 @@ pytestmark = pytest.mark.usefixtures("unassessed")
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
 PROMPT = "the ferry"
 CHAT = [{"role": "user", "content": PROMPT}]
-
-
-@pytest.fixture
-def make_adapted(make, notes_folder):
-    """A function that makes a Personalizer adapted to some notes by the given method."""
-
-    def personalizer(method="lora", **options):
-        recipe = make().recipe.replace(method=method, learning_rate=2e-2, batch_tokens=200)
-        adapted = make(recipe=recipe, **options)
-        assert adapted.adapt(notes_folder).passed
-        return adapted
-
-    return personalizer
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
@@ -63,12 +51,14 @@ def record_prompts(personalizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "just_made"), [("lora", False), ("full", True)])
-def test_one_personalizer_shows_before_and_after(make, make_adapted, method, just_made):
-    personalizer = make_adapted(method)
-    if not just_made:
-        personalizer = make()
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_one_personalizer_shows_before_and_after(make, notes_folder, method):
+    """Of an adapter that was learnt before, or of one that it has just made."""
+    personalizer = make(after=method == "lora", recipe=RECIPE.replace(method=method))
+    if method == "lora":
         personalizer.load_adapter("default")
+    else:
+        assert personalizer.adapt(notes_folder).passed
     before, after = make().generate(PROMPT, **GREEDY), personalizer.generate(PROMPT, **GREEDY)
     assert before != after
     for _ in range(2):

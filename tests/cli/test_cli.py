@@ -119,20 +119,8 @@ def test_adapt_with_json_prints_only_json_and_ends_with_the_result(adapt, notes_
     assert result["heldout_loss_after"] < result["heldout_loss_before"]
     assert result["adapter_path"] == str(store.adapter("default").open().path)
     assert str(store.adapter("default").open().path).startswith(str(store.folder))
-    assert_parts_add_up(result, [record for record in found if record["event"] == "progress"])
-
-
-def assert_parts_add_up(result, began):
-    whole = result["time"] - began[0]["time"]
     assert result["seconds"] == pytest.approx(sum(result["phases"].values()))
-    assert result["seconds"] == pytest.approx(whole, rel=0.02, abs=0.01)
-    # Each part begins with an event, and ends with that of the next one.
-    times = {}
-    for record in began:
-        times.setdefault(record["phase"], record["time"])
-    assert set(times) == set(result["phases"])
-    for name, end in zip(times, [*[*times.values()][1:], result["time"]], strict=True):
-        assert result["phases"][name] == pytest.approx(end - times[name], rel=0.02, abs=0.02), name
+    assert set(result["phases"]) == {record["phase"] for record in found if record["event"] == "progress"}
 
 
 def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tmp_path):

@@ -14,7 +14,7 @@ from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 
-resource = pytest.importorskip("resource", reason="needs a Unix")
+pytest.importorskip("resource", reason="needs a Unix")
 pytestmark = pytest.mark.slow
 SCHEMA = Path(__file__).parents[2] / "sebp_edge" / "basics" / "schema.json"
 

@@ -10,7 +10,6 @@ import pytest
 from command import halted_before_it_saves, records, run
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
-from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.errors import Interrupted, StorageError
 from sebp_edge.events import Evaluated, TrainingStarted
 
@@ -88,6 +87,18 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
         assert personalizer.store.adapter("default").versions() == list(range(1, attempt + 2))
 
 
+@pytest.mark.slow
+def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(adapt, store, after_learning):
+    """While the new version is written."""
+    after_learning(store)
+    with halted_before_it_saves(*adapt, "--fresh") as one:
+        store.adapter("default").remove()
+        one.send_signal(signal.SIGCONT)
+        _, errors = one.communicate(timeout=200)
+    assert one.returncode == 0, errors
+    assert store.adapter("default").versions() == [store.adapter("default").active()]
+
+
 # ------------------------------------------------------------------------------------------------------ failing saves
 
 
@@ -116,23 +127,6 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
     with pytest.raises(SebpEdgeError, match="already exists"):
         make(on_event=events.append).adapt(notes_folder, out=tmp_path / "out")
     assert events == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unassessed")
-def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder, monkeypatch):
-    """Its folder is removed while the new version is written."""
-    personalizer, save = make(), LoraAdapter.save
-    after_learning(personalizer.store)
-
-    def save_and_remove(adapter, *given):
-        save(adapter, *given)
-        if "default" in personalizer.store.names():
-            personalizer.store.adapter("default").remove()
-
-    monkeypatch.setattr(LoraAdapter, "save", save_and_remove)
-    assert personalizer.adapt(notes_folder, fresh=True).passed
-    assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
 
 
 @pytest.fixture
