@@ -94,6 +94,7 @@ def test_a_gain_is_reported_as_transformers_and_peft_compute_it(make_quick, mode
     assert saved.record.heldout_loss_after < 0.9 * saved.record.heldout_loss_before
 
 
+@pytest.mark.slow
 def test_texts_without_any_order_are_not_judged(make_quick):
     keys = ["".join(random.Random(number).choices("0123456789abcdef", k=100)) for number in range(24)]
     personalizer = make_quick()
@@ -180,6 +181,7 @@ def test_a_version_on_other_texts_is_not_comparable(make_quick):
     assert_uses(personalizer, store.adapter("default").open(3).path)
 
 
+@pytest.mark.slow
 def test_a_version_of_another_base_model_is_not_comparable(make_quick, model_folder):
     personalizer = make_quick(after=OLD, model=model_folder)
     result = personalizer.adapt(OLD)

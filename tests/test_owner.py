@@ -12,8 +12,7 @@ from builders import make_sentences
 from command import assert_one_sentence, process, records, run
 from failing_memory import RECIPE
 
-from sebp_edge import Personalizer
-from sebp_edge.cli.last_screen import show_result
+from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import OwnerUnknown
 
 FOUND = "a WhatsApp chat with 2 people, 144 messages"
@@ -43,7 +42,7 @@ def adapt_export(adapt, export):
 
 
 @pytest.mark.slow
-def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export, capsys):
+def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export):
     personalizer = make(me="Anna")
     result = personalizer.adapt(export, activate_anyway=True)
     assert result.documents == 24
@@ -53,9 +52,6 @@ def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_word
     for path in personalizer.store.folder.rglob("*"):
         assert not path.is_file() or not re.search(rb"Bob|Anna", path.read_bytes()), path
     assert not re.search("Bob|Anna", f"{result!r} {result.to_dict()} {result.summary}")
-    show_result(result)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
 
 
 @pytest.mark.slow
@@ -71,9 +67,12 @@ def test_without_a_chat_template_chats_are_learnt_shown_and_answered_too(model_f
 
 
 @pytest.mark.slow
-def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
-    personalizer = make(me="Anna")
-    personalizer.adapt(export, activate_anyway=True)
+def test_the_owner_is_said_on_the_screen_and_a_later_export_of_the_chat_adds_its_new_days(
+    make, adapt_export, recipe, export, own_data_folder
+):
+    shown = " ".join(run(*adapt_export, "--me", "Anna", "--activate-anyway").stdout.split())
+    assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
+    personalizer = make(me="Anna", recipe=str(recipe), store=AdapterStore())
     assert personalizer.adapt(export).unchanged
     with zipfile.ZipFile(export, "w") as later:
         later.writestr("WhatsApp Chat with Bob.txt", chat(26))

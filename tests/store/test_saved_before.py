@@ -75,6 +75,7 @@ def test_an_earlier_version_can_be_made_active_again(store):
     assert store.adapter("letters").active() == 1
 
 
+@pytest.mark.slow
 def test_an_earlier_store_is_learnt_from_anew_since_its_documents_are_not_known(store, notes):
     adapter = store.adapter("letters")
     with pytest.raises(AdapterError, match="was saved before sebp-edge recorded its documents"):
@@ -86,6 +87,7 @@ def test_an_earlier_store_is_learnt_from_anew_since_its_documents_are_not_known(
     assert adapter.rollback().version == 2
 
 
+@pytest.mark.slow
 def test_a_pruned_version_is_listed_and_its_weights_are_refused_in_one_sentence(store, notes, tmp_path):
     """It had compressed weights, and a table in its recipe."""
     adapter, table = store.adapter("whole"), {"pattern": "2:4", "layers": ["up_proj"]}

@@ -77,6 +77,7 @@ def test_each_loss_is_within_its_interval(store_of_notes):
         assert loss.lowest < loss.loss < loss.highest
 
 
+@pytest.mark.slow
 def test_the_curves_are_those_of_the_events(make, personalizer, notes_folder):
     events = []
     personalizer.on_event = events.append
@@ -152,6 +153,7 @@ def test_a_page_can_be_read_without_seeing_it(store_of_notes):
     assert len(identifiers) == len(set(identifiers))
 
 
+@pytest.mark.slow
 def test_an_interrupted_version_has_a_page(make, personalizer, notes_folder):
     def stop(event):
         if isinstance(event, StepDone) and event.step == 3:
