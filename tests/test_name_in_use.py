@@ -1,13 +1,12 @@
 """A name that has an adapter already: of other texts, of another model; and two adaptations of one name at once."""
 
-import os
-import pty
 import shutil
 import signal
 
 import pytest
 from builders import make_sentences
-from command import halted_before_it_saves, process, records, run, without_controls
+from command import halted_before_it_saves, records, run, without_controls
+from terminals import run_on_terminal
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
@@ -151,29 +150,14 @@ def test_a_name_that_is_taken_is_not_proposed(make, other_folder):
 @pytest.mark.parametrize(("answer", "name"), [("", "letters of Anna"), ("n", "default")])
 def test_on_a_terminal_it_asks_for_the_name(adapt, after_learning, other_folder, answer, name):
     after_learning(AdapterStore())
-    ours, theirs = pty.openpty()
-    with process("adapt", other_folder, *adapt[2:], stdin=theirs, stderr=theirs) as going:
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        going.communicate(timeout=120)
-    said = b""
-    while chunk := _read(ours):
-        said += chunk
-    os.close(ours)
-    said = " ".join(" ".join(without_controls(said.decode())).split())
+    exit_code, _, said = run_on_terminal("adapt", other_folder, *adapt[2:], typed=f"{answer}\n")
+    said = " ".join(" ".join(without_controls(said)).split())
     assert "note: Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24." in said
     assert "Name it 'letters of Anna' instead? [Y/n]" in said
     versions = {each: AdapterStore().adapter(each).versions() for each in AdapterStore().names()}
     assert versions == {"default": [1], name: [1, 2] if name == "default" else [1]}
     # With its own name, it is compared with nothing, and so it is active.
-    assert going.returncode == (3 if name == "default" else 0)
-
-
-def _read(descriptor):
-    try:
-        return os.read(descriptor, 10000)
-    except OSError:  # the process has ended
-        return b""
+    assert exit_code == (3 if name == "default" else 0)
 
 
 @pytest.mark.slow

@@ -1,16 +1,15 @@
 """Whose words in chats are learnt is said, asked on a terminal, or refused in a pipe; others are named nowhere else."""
 
-import os
 import re
 import shutil
 import sys
 import zipfile
-from contextlib import suppress
 
 import pytest
 from builders import make_sentences
-from command import assert_one_sentence, process, records, run
+from command import assert_one_sentence, records, run
 from failing_memory import RECIPE
+from terminals import run_on_terminal
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import OwnerUnknown
@@ -150,19 +149,8 @@ def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_scree
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_on_a_terminal_it_asks_who_the_owner_is(adapt_export):
-    import pty
-
-    ours, theirs = pty.openpty()
-    going = process("inspect", *adapt_export[1:], stdin=theirs, stderr=theirs)
-    os.close(theirs)
-    os.write(ours, b"2\n")
-    said = b""
-    with suppress(OSError):  # the process has ended
-        while chunk := os.read(ours, 10_000):
-            said += chunk
-    os.close(ours)
-    output, said = going.communicate(timeout=120)[0], said.decode()
-    assert going.returncode == 0, said
+    exit_code, output, said = run_on_terminal("inspect", *adapt_export[1:], typed="2\n")
+    assert exit_code == 0, said
     assert f"Found {FOUND}." in said
     assert "1  Bob, WhatsApp: 72 messages" in said
     assert "Anna (you), WhatsApp: 72 messages" in output

@@ -1,13 +1,12 @@
 """`sebp-edge adapters`: every command of the history, for people and as JSON."""
 
 import json
-import os
-import pty
 import re
 
 import pytest
-from command import assert_one_sentence, contents, process, records, run
+from command import assert_one_sentence, contents, records, run
 from stored_adapter import RECORD, FakeAdaptation
+from terminals import run_on_terminal
 
 from sebp_edge import AdapterRecord, AdapterStore
 
@@ -106,15 +105,10 @@ def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "remaining"), [("n", [1, 2, 3, 4]), ("y", [2, 4])])
 def test_gc_asks_on_a_terminal(store, answer, remaining):
-    ours, theirs = pty.openpty()
-    with process("adapters", "gc", "--keep", "1", stdin=theirs) as one:
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        output, _ = one.communicate(timeout=200)
-    os.close(ours)
+    exit_code, output, _ = run_on_terminal("adapters", "gc", "--keep", "1", typed=f"{answer}\n")
     assert "Deleting these 2 frees 4 MB. Delete?" in output
     assert store.adapter(NAME).versions() == remaining
-    assert one.returncode == int(answer == "n")
+    assert exit_code == int(answer == "n")
 
 
 def test_a_version_is_moved_in_one_file(store, tmp_path):

@@ -9,10 +9,9 @@ import weakref
 
 import psutil
 import pytest
-import torch
 from command import LONGER, process, records, run, start
 from fake_machine import write_supplies
-from safetensors.torch import load_file
+from paused_jobs import bits
 
 from sebp_edge import AdapterStore, Politeness
 from sebp_edge.errors import Interrupted, OptionError, Paused
@@ -33,19 +32,6 @@ GB = 10**9
 def hold(monkeypatch):
     """A function that sets whether a wait frees the memory of the model at once, or never."""
     return lambda *, frees: monkeypatch.setattr("sebp_edge.run.giving_way.HELD_SECONDS", 0.0 if frees else 1e9)
-
-
-def weights(store):
-    folder = store.adapter("default").version_folder(1)
-    return {str(path.relative_to(folder)): load_file(path) for path in folder.rglob("*.safetensors")}
-
-
-def assert_same_weights(store, other):
-    found, expected = weights(store), weights(other)
-    assert found.keys() == expected.keys() and found
-    for name, tensors in expected.items():
-        assert tensors.keys() == found[name].keys()
-        assert all(torch.equal(value, found[name][key]) for key, value in tensors.items())
 
 
 def of_kind(events, kind):
@@ -83,7 +69,7 @@ def test_waiting_changes_no_bit(polite, mains, hold, notes_folder, store_of_note
     made = polite(react)
     result = made.adapt(notes_folder)
     assert result.active
-    assert_same_weights(made.store, store_of_notes)
+    assert bits(made.store) == bits(store_of_notes)
     waited = [(waiting.waits_for, waiting.holds_memory) for waiting in of_kind(made.events, Waiting)]
     assert waited == [("power", not frees)] * len(places)
     assert len(of_kind(made.events, JobStarted)) == 1 + frees * len(places)
@@ -145,7 +131,7 @@ def test_a_training_that_waits_can_be_paused_and_stopped(polite, mains, hold, no
     active = made.store.adapter("default").active()
     assert active is not None
     if active == 1:  # a stop that held the model saved its best state as version 1
-        assert_same_weights(made.store, store_of_notes)
+        assert bits(made.store) == bits(store_of_notes)
 
 
 @pytest.mark.slow
@@ -168,7 +154,7 @@ def test_others_that_need_memory_get_the_model_s_at_once(polite, mains, machine,
     (waiting,) = of_kind(made.events, Waiting)
     assert (waiting.waits_for, waiting.holds_memory) == ("memory", False)
     assert "GB more must be free" in waiting.message
-    assert_same_weights(made.store, store_of_notes)
+    assert bits(made.store) == bits(store_of_notes)
 
 
 @pytest.mark.slow
@@ -186,7 +172,7 @@ def test_a_full_disk_keeps_the_model_in_memory(polite, mains, hold, notes_folder
     made = polite(react)
     made.adapt(notes_folder)
     assert [event.holds_memory for event in of_kind(made.events, Waiting)] == [True]
-    assert_same_weights(made.store, store_of_notes)
+    assert bits(made.store) == bits(store_of_notes)
 
 
 @pytest.mark.slow
