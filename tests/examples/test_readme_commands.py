@@ -13,7 +13,7 @@ from command import run
 from sebp_edge import AdapterStore
 
 ROOT = Path(__file__).parents[2]
-MESSAGE = "the old map and the bread and the soup"
+LONG = "the old map and the bread and the soup, so we left at six and it was late"
 # What nothing was done for yet.
 REFUSALS = {
     "adapt --resume": "No training is paused or interrupted.",
@@ -38,7 +38,8 @@ def home(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
         for place, text in enumerate(make_sentences(number, seed=number, words=75)):
             (tmp_path / folder / f"{place}.md").write_text(text)
-    said = (f"13/03/24, {hour:02}:0{n} - {('Bob', 'Anna')[n % 2]}: {MESSAGE}" for hour in range(10) for n in range(8))
+    lines = ("Bob: So?", f"Anna: {LONG}")
+    said = (f"13/03/24, {hour:02}:0{n} - {lines[n % 2]}" for hour in range(5) for n in range(8))
     with zipfile.ZipFile(tmp_path / "export.zip", "w") as archive:
         archive.writestr("WhatsApp Chat with Bob.txt", "\n".join(said))
     return tmp_path
