@@ -1,6 +1,5 @@
 """A Personalizer that is closed gives its memory back, and says so to whoever calls it."""
 
-import threading
 import weakref
 
 import psutil
@@ -8,8 +7,7 @@ import pytest
 from builders import make_llama
 
 from sebp_edge import Personalizer
-from sebp_edge.errors import BusyError, ClosedError
-from sebp_edge.events import StepDone
+from sebp_edge.errors import ClosedError
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -57,25 +55,3 @@ def test_later_calls_raise_a_clear_error(make):
     for call, arguments in CALLS.items():
         with pytest.raises(ClosedError, match="was closed; make a new one"):
             getattr(personalizer, call)(*arguments)
-
-
-@pytest.mark.slow
-def test_a_running_call_is_not_closed(make, notes_folder):
-    errors, made = [], make()
-
-    def close(event):
-        if isinstance(event, StepDone) and not errors:
-            other = threading.Thread(target=try_to_close)
-            other.start()
-            other.join()
-
-    def try_to_close():
-        try:
-            made.close()
-        except BusyError as error:
-            errors.append(str(error))
-
-    made.on_event = close
-    made.adapt(notes_folder, activate_anyway=True)
-    assert len(errors) == 1 and "another call" in errors[0]
-    made.close()

@@ -2,25 +2,21 @@
 
 import random
 import threading
-from itertools import pairwise
 
 import pytest
-from builders import WORDS, make_sentences
+from builders import WORDS
 
 from sebp_edge import Completion
 from sebp_edge.errors import Interrupted, OptionError, TextsError
-from sebp_edge.run.generating import _end_of
 
 BEFORE = "the ferry left at six and the w"
 EACH = {"min_probability": 0.0, "max_new_tokens": 6}
 
 
 @pytest.mark.slow
-def test_it_uses_the_adapter_in_use_a_stored_one_or_none(make, notes_folder):
-    plain = make().complete(BEFORE, **EACH)
-    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200)
-    personalizer = make(recipe=recipe)
-    assert personalizer.adapt(notes_folder).passed
+def test_it_uses_the_adapter_in_use_a_stored_one_or_none(make):
+    plain, personalizer = make().complete(BEFORE, **EACH), make(after=True)
+    personalizer.load_adapter("default")
     adapted = personalizer.complete(BEFORE, **EACH)
     assert adapted.text and adapted.words != plain.words
     for _ in range(2):
@@ -46,19 +42,6 @@ def test_texts_longer_than_the_context_are_completed(make):
         assert personalizer.complete(text[:length], **EACH).num_tokens >= 0
     assert personalizer.complete("🏝" * 3000, **EACH).num_tokens >= 0
     assert personalizer.complete(BEFORE, max_new_tokens=10_000).num_tokens >= 0
-
-
-def test_what_is_read_begins_at_the_same_word_while_a_text_grows():
-    text, begins = " ".join(make_sentences(300)), []
-    for length in range(0, len(text), 7):
-        found = _end_of(text[:length], 400)
-        assert text[:length].endswith(found)
-        assert min(length, 100) <= len(found) <= 400
-        begins.append(length - len(found))
-    changes = [new - old for old, new in pairwise(begins) if new != old]
-    assert all(change > 0 for change in changes) and len(changes) <= len(text) / 200
-    assert all(begin == 0 or text[begin].isspace() for begin in begins)
-    assert len(_end_of("x" * 5000, 400)) in range(200, 401)
 
 
 def test_a_stopped_call_says_so_and_the_next_one_works(make):

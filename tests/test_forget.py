@@ -13,12 +13,9 @@ from command import assert_one_sentence, records, run
 from failing_memory import RECIPE
 from stored_adapter import RECORD, FakeAdaptation, listing
 
-from sebp_edge import AdapterStore
+from sebp_edge import AdapterRecord, AdapterStore, Personalizer
 from sebp_edge.errors import AdapterError, BaseModelMismatch, Interrupted, MachineError, TextsError
 from sebp_edge.events import silent
-from sebp_edge.store.history import read_history, write_history
-from sebp_edge.store.record import AdapterRecord
-from sebp_edge.values.remembered import SplitHistory
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -37,8 +34,8 @@ def train_without(make, folder, earlier, forgotten, tmp_path):
     """A fresh training, in a store that has only the splits of the other documents."""
     store = AdapterStore(tmp_path / "fresh")
     saved = store.adapter("default").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
-    kept = [document for document in earlier.documents if f"{document.key:016x}" != forgotten.hash]
-    write_history(saved.path, SplitHistory(tuple(kept), earlier.salt))
+    kept = [document for document in earlier["documents"] if document["hash"] != forgotten.hash]
+    (saved.path / "documents.json").write_text(json.dumps(earlier | {"documents": kept}))
     (folder / forgotten.name).unlink()
     return make(store=store, seed=5).adapt(folder)
 
@@ -51,13 +48,13 @@ def test_the_weights_are_those_of_a_fresh_training_on_the_other_documents(make, 
     make = partial(make, recipe=RECIPE.replace(learning_rate=2e-2, batch_tokens=200))  # what is kept is trained on all
     personalizer = make(seed=5)
     first = personalizer.adapt(notes_folder)
-    store, history = personalizer.store, read_history(first.adapter_path)
+    store, earlier = personalizer.store, json.loads((first.adapter_path / "documents.json").read_text())
     forgotten = next(document for document in store.adapter("default").documents(1) if document.split == split)
     # The recipe and the seed are those of the version, whatever this Personalizer's are.
     receipt = make(seed=0, recipe="notes").forget(forgotten.name, notes_folder, activate_anyway=True)
     assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1,), 2, 2)
     assert not first.adapter_path.exists()
-    found, fresh = store.adapter("default").open(), train_without(make, notes_folder, history, forgotten, tmp_path)
+    found, fresh = store.adapter("default").open(), train_without(make, notes_folder, earlier, forgotten, tmp_path)
     assert weights(found.path) == weights(fresh.adapter_path)
     assert receipt.weights == found.weights_hash() == fresh.weights_hash()
     assert len(weights(found.path)) == (2 if count == 24 else 4)
@@ -106,8 +103,6 @@ def test_another_base_model_is_refused_before_anything_is_removed(learnt, notes_
     model.model.embed_tokens.weight.data.mul_(1.5)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    from sebp_edge import Personalizer
-
     with pytest.raises(BaseModelMismatch, match="was made for micro-llama, not for these weights of other-llama"):
         Personalizer(folder, store=learnt, device="cpu").forget("note-03.md", notes_folder)
     assert learnt.adapter("default").versions() == [1]

@@ -45,6 +45,7 @@ def test_pyinstaller_finds_the_hook():
     assert HOOK.name == "hook-sebp_edge.py"
 
 
+@pytest.mark.slow
 def test_all_data_files_are_collected(collected):
     installed = collected["installed"]
     found = {Path(source) for source, _ in collected["datas"]}
@@ -58,11 +59,13 @@ def test_all_data_files_are_collected(collected):
     assert "huggingface_hub/templates/modelcard_template.md" in targets
 
 
+@pytest.mark.slow
 def test_modules_that_are_imported_by_name_are_collected(collected):
     assert set(sebp_edge._HOMES.values()) <= set(collected["hiddenimports"])
     assert not any(name.startswith(frozen.__name__) for name in collected["hiddenimports"])
 
 
+@pytest.mark.slow
 def test_the_kernels_source_is_collected(collected):
     with_kernels = {path for path in (ROOT / "kernels").rglob("*.py") if "@triton.jit" in path.read_text()}
     assert with_kernels

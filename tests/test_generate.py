@@ -6,34 +6,18 @@ import math
 import pytest
 import torch
 from builders import make_sentences
+from learnt import RECIPE
 from safetensors.torch import load_file, save_file
 
-from sebp_edge import Personalizer
-from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge import AdapterRecord
 from sebp_edge.errors import AdapterError, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
-from sebp_edge.lessons.make_dataset import Drawing, make_dataset
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.store.record import AdapterRecord
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
 GREEDY = {"temperature": 0, "max_new_tokens": 16}
 PROMPT = "the ferry"
 CHAT = [{"role": "user", "content": PROMPT}]
-
-
-@pytest.fixture
-def make_adapted(make, notes_folder):
-    """A function that makes a Personalizer adapted to some notes by the given method."""
-
-    def personalizer(method="lora", **options):
-        recipe = make().recipe.replace(method=method, learning_rate=2e-2, batch_tokens=200)
-        adapted = make(recipe=recipe, **options)
-        assert adapted.adapt(notes_folder).passed
-        return adapted
-
-    return personalizer
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])
@@ -67,12 +51,14 @@ def record_prompts(personalizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "just_made"), [("lora", False), ("full", True)])
-def test_one_personalizer_shows_before_and_after(make, make_adapted, method, just_made):
-    personalizer = make_adapted(method)
-    if not just_made:
-        personalizer = make()
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_one_personalizer_shows_before_and_after(make, notes_folder, method):
+    """Of an adapter that was learnt before, or of one that it has just made."""
+    personalizer = make(after=method == "lora", recipe=RECIPE.replace(method=method))
+    if method == "lora":
         personalizer.load_adapter("default")
+    else:
+        assert personalizer.adapt(notes_folder).passed
     before, after = make().generate(PROMPT, **GREEDY), personalizer.generate(PROMPT, **GREEDY)
     assert before != after
     for _ in range(2):
@@ -108,31 +94,6 @@ def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
             one.generate(prompt, max_new_tokens=1, **options)
         templated = "<|bos|><|user|>the ferry<|end|><|assistant|>"
         assert seen == [templated, templated, "<|bos|>the ferry", templated]
-
-
-@pytest.mark.parametrize(
-    ("texts", "chat_template", "is_chat"),
-    [
-        (make_sentences(20, seed=2), True, False),
-        (make_sentences(12, seed=2) + chats(11), False, False),
-        (make_sentences(11, seed=2) + chats(11), False, False),
-        (make_sentences(11, seed=2) + chats(12), False, True),
-        (
-            [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
-            *(True,) * 2,
-        ),
-        (
-            [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
-            *(False,) * 2,
-        ),
-        (chats(3), False, True),
-    ],
-    ids=["notes", "fewer chats", "as many", "more chats", "pairs as chats", "pairs", "sections"],
-)
-def test_the_majority_of_documents_decides_how_prompts_are_rendered(make, texts, chat_template, is_chat):
-    personalizer = make(recipe=make().recipe.replace(chat_template=chat_template, epochs=1))
-    base = personalizer.in_use.load(silent)
-    assert make_dataset(read_texts(texts), base.tokenizer, personalizer.recipe, None, Drawing(0)).is_chat is is_chat
 
 
 @pytest.fixture
@@ -176,8 +137,3 @@ def test_invalid_prompts_are_refused_before_anything_is_loaded(make):
     with pytest.raises(TextsError, match="The list of messages is empty"):
         personalizer.generate([])
     assert personalizer.in_use.base is None
-
-
-def test_generate_has_the_defaults_of_sampling():
-    signature = Personalizer.generate.__kwdefaults__
-    assert {name: signature[name] for name in vars(Sampling())} == vars(Sampling())

@@ -1,5 +1,6 @@
 """The messages of --json and the SDK: one schema that ships, which only grows, and conversations that keep to it."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -10,11 +11,10 @@ from jsonschema import Draft202012Validator
 from message_schema import RELEASED, error_table, make_schema, schema_text, surface
 from message_types import FILE, typescript
 
-from sebp_edge import errors
-from sebp_edge.basics.schema import read_schema, schema_hash
-from sebp_edge.errors import SebpEdgeError, TrainingStopped
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge import AdapterStore, SebpEdgeError, errors
+from sebp_edge.errors import TrainingStopped
 
+SCHEMA = (Path(__file__).parents[1] / "sebp_edge" / "basics" / "schema.json").read_bytes()
 RECORDED = Path(__file__).parent / "messages"
 KINDS = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SebpEdgeError)),
@@ -55,9 +55,9 @@ def check(found: list[dict]) -> list[dict]:
 
 
 def test_the_schema_and_the_types_that_ship_are_made_from_the_classes():
-    assert read_schema().decode() == schema_text(), "run python tests/helpers/message_schema.py"
+    assert SCHEMA.decode() == schema_text(), "run python tests/helpers/message_schema.py"
     assert FILE.read_text(encoding="ascii") == typescript(), "run python tests/helpers/message_types.py"
-    Draft202012Validator.check_schema(json.loads(read_schema()))
+    Draft202012Validator.check_schema(json.loads(SCHEMA))
 
 
 def test_what_was_released_stays():
@@ -92,7 +92,7 @@ def test_a_recorded_conversation_keeps_to_the_schema(name):
 def test_an_adaptation_and_its_repetition_keep_to_the_schema(adapt, own_data_folder):
     first = check(records(run(*adapt, "--json").stdout))
     assert [record["event"] for record in first][0 :: len(first) - 1] == ["started", "result"]
-    assert first[0]["schema_hash"] == schema_hash()
+    assert first[0]["schema_hash"] == hashlib.sha256(SCHEMA).hexdigest()
     assert [record["fraction"] for record in first if record["event"] == "progress"][-1] == 1.0
     *_, again = check(records(run(*adapt, "--json").stdout))
     assert again["unchanged"] and again["result_of"] == "adapt"

@@ -1,18 +1,15 @@
 """A name that has an adapter already: of other texts, of another model; and two adaptations of one name at once."""
 
-import os
-import pty
 import shutil
 import signal
 
 import pytest
 from builders import make_sentences
-from command import halted_before_it_saves, process, records, run, without_controls
+from command import halted_before_it_saves, records, run, without_controls
+from terminals import run_on_terminal
 
 from sebp_edge import AdapterStore, Folder
 from sebp_edge.events import NameInUse
-from sebp_edge.reading.readers import read_texts
-from sebp_edge.run.texts_comparison import compare_with_active
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -85,26 +82,23 @@ def test_the_same_folder_and_the_same_documents_elsewhere_are_no_other_texts(
 ):
     personalizer = make()
     personalizer.adapt(notes_folder, activate_anyway=True)
-
-    def compared(texts):
-        recipe, reference = personalizer.recipe, personalizer.reference
-        return compare_with_active(personalizer.store, "default", reference, recipe, 0, read_texts(texts)).name_in_use
+    said = "Version 1 of the adapter 'default' knows"
 
     for change in SAME:
         copy = tmp_path / "kept"
         shutil.copytree(notes_folder, copy)
-        assert compared(change(notes_folder, tmp_path)) is None, change.__name__
+        beginning = personalizer.inspect(change(notes_folder, tmp_path)).beginning
+        assert not beginning.startswith(said), change.__name__
         shutil.rmtree(notes_folder, ignore_errors=True)
         copy.rename(notes_folder)
-    assert compared(other_folder).differs == ("texts",)
-    few = compared([*make_sentences(20, seed=7), (notes_folder / "note-00.md").read_text()])
-    assert "knows 24 documents, only 1 of which is among these 21." in few.message
+    few = [*make_sentences(20, seed=7), (notes_folder / "note-00.md").read_text()]
+    for texts, known in ((other_folder, "none of which is among these 24"), (few, "only 1 of which is among these 21")):
+        assert personalizer.inspect(texts).beginning.startswith(f"{said} 24 documents, {known}.")
 
 
 @pytest.mark.slow
 def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder, other_folder):
-    personalizer, events = make(), []
-    personalizer.adapt(notes_folder, activate_anyway=True)
+    personalizer, events = make(after=True), []
 
     def sink(event):
         events.append(event)
@@ -136,49 +130,34 @@ def test_other_texts_are_said_first_and_an_app_can_stop_then(make, notes_folder,
         assert personalizer.inspect(folder).beginning.startswith(("Learning on", "Nothing is new"))
 
 
-def test_a_name_that_is_taken_is_not_proposed(make, notes_folder, other_folder):
-    personalizer, events = make(), []
-    personalizer.adapt(notes_folder, activate_anyway=True)
-    store = personalizer.store
-    store.adapter("default").rename("letters of Anna")
+def test_a_name_that_is_taken_is_not_proposed(make, other_folder):
+    def stop(event):
+        if isinstance(event, NameInUse):
+            proposed.append(event.proposal)
+            raise Stop
 
-    def proposal(texts):
-        args = ("letters of Anna", personalizer.reference, personalizer.recipe, 0, read_texts(texts))
-        return compare_with_active(store, *args).name_in_use.proposal
-
-    assert proposal(other_folder) == "letters of Anna-2"
-    assert proposal(make_sentences(3, seed=8)) == "letters of Anna-2"
-    assert proposal(other_folder.rename(other_folder.with_name("...--"))) == "another"
-    assert events == []
+    personalizer, proposed = make(after=True, on_event=stop), []
+    personalizer.store.adapter("default").rename("letters of Anna")
+    for texts in (other_folder, make_sentences(3, seed=8), other_folder.with_name("...--")):
+        if texts == other_folder.with_name("...--"):
+            other_folder.rename(texts)
+        with pytest.raises(Stop):
+            personalizer.adapt(texts, name="letters of Anna")
+    assert proposed == ["letters of Anna-2", "letters of Anna-2", "another"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "name"), [("", "letters of Anna"), ("n", "default")])
 def test_on_a_terminal_it_asks_for_the_name(adapt, after_learning, other_folder, answer, name):
     after_learning(AdapterStore())
-    ours, theirs = pty.openpty()
-    with process("adapt", other_folder, *adapt[2:], stdin=theirs, stderr=theirs) as going:
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        going.communicate(timeout=120)
-    said = b""
-    while chunk := _read(ours):
-        said += chunk
-    os.close(ours)
-    said = " ".join(" ".join(without_controls(said.decode())).split())
+    exit_code, _, said = run_on_terminal("adapt", other_folder, *adapt[2:], typed=f"{answer}\n")
+    said = " ".join(" ".join(without_controls(said)).split())
     assert "note: Version 1 of the adapter 'default' knows 24 documents, none of which is among these 24." in said
     assert "Name it 'letters of Anna' instead? [Y/n]" in said
     versions = {each: AdapterStore().adapter(each).versions() for each in AdapterStore().names()}
     assert versions == {"default": [1], name: [1, 2] if name == "default" else [1]}
     # With its own name, it is compared with nothing, and so it is active.
-    assert going.returncode == (3 if name == "default" else 0)
-
-
-def _read(descriptor):
-    try:
-        return os.read(descriptor, 10000)
-    except OSError:  # the process has ended
-        return b""
+    assert exit_code == (3 if name == "default" else 0)
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from pathlib import Path
 import no_network
 import pytest
 import typer
-
-from sebp_edge.cli.commands import app
+from command import app
 
 pytestmark = pytest.mark.skipif(not no_network.is_supported(), reason="needs seccomp of Linux on x86-64 or ARM")
 

@@ -1,19 +1,17 @@
 """Whose words in chats are learnt is said, asked on a terminal, or refused in a pipe; others are named nowhere else."""
 
-import os
 import re
 import shutil
 import sys
 import zipfile
-from contextlib import suppress
 
 import pytest
 from builders import make_sentences
-from command import assert_one_sentence, process, records, run
+from command import assert_one_sentence, records, run
 from failing_memory import RECIPE
+from terminals import run_on_terminal
 
-from sebp_edge import Personalizer
-from sebp_edge.cli.adapt import show_result
+from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import OwnerUnknown
 
 FOUND = "a WhatsApp chat with 2 people, 144 messages"
@@ -43,7 +41,7 @@ def adapt_export(adapt, export):
 
 
 @pytest.mark.slow
-def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export, capsys):
+def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_words(make, export):
     personalizer = make(me="Anna")
     result = personalizer.adapt(export, activate_anyway=True)
     assert result.documents == 24
@@ -53,9 +51,6 @@ def test_an_adapter_writes_as_its_owner_does_and_holds_nobody_elses_name_or_word
     for path in personalizer.store.folder.rglob("*"):
         assert not path.is_file() or not re.search(rb"Bob|Anna", path.read_bytes()), path
     assert not re.search("Bob|Anna", f"{result!r} {result.to_dict()} {result.summary}")
-    show_result(result)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
 
 
 @pytest.mark.slow
@@ -71,9 +66,12 @@ def test_without_a_chat_template_chats_are_learnt_shown_and_answered_too(model_f
 
 
 @pytest.mark.slow
-def test_a_later_export_of_the_chat_adds_its_new_days(make, export):
-    personalizer = make(me="Anna")
-    personalizer.adapt(export, activate_anyway=True)
+def test_the_owner_is_said_on_the_screen_and_a_later_export_of_the_chat_adds_its_new_days(
+    make, adapt_export, recipe, export, own_data_folder
+):
+    shown = " ".join(run(*adapt_export, "--me", "Anna", "--activate-anyway").stdout.split())
+    assert "The words learnt are those of Anna in WhatsApp (72 messages). It writes as Anna does in chats" in shown
+    personalizer = make(me="Anna", recipe=str(recipe), store=AdapterStore())
     assert personalizer.adapt(export).unchanged
     with zipfile.ZipFile(export, "w") as later:
         later.writestr("WhatsApp Chat with Bob.txt", chat(26))
@@ -151,19 +149,8 @@ def test_inspect_counts_whose_words_are_trained_on_and_names_people_on_the_scree
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_on_a_terminal_it_asks_who_the_owner_is(adapt_export):
-    import pty
-
-    ours, theirs = pty.openpty()
-    going = process("inspect", *adapt_export[1:], stdin=theirs, stderr=theirs)
-    os.close(theirs)
-    os.write(ours, b"2\n")
-    said = b""
-    with suppress(OSError):  # the process has ended
-        while chunk := os.read(ours, 10_000):
-            said += chunk
-    os.close(ours)
-    output, said = going.communicate(timeout=120)[0], said.decode()
-    assert going.returncode == 0, said
+    exit_code, output, said = run_on_terminal("inspect", *adapt_export[1:], typed="2\n")
+    assert exit_code == 0, said
     assert f"Found {FOUND}." in said
     assert "1  Bob, WhatsApp: 72 messages" in said
     assert "Anna (you), WhatsApp: 72 messages" in output

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from sebp_edge import Recipe
 from sebp_edge.errors import OptionError, RecipeError
-from sebp_edge.recipe import Recipe
 
 
 def recipe_file(folder, text: str | bytes, name: str = "mine.toml"):

@@ -10,7 +10,7 @@ import pytest
 from command import run
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge import AdapterStore
+from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.basics.files import make_private, walk
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.files_digest import files_digest
@@ -18,7 +18,6 @@ from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import ModelError, StorageError
 from sebp_edge.export.target_folder import new_folder
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.store.record import AdapterRecord
 from sebp_edge.values.model_reference import ModelReference
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")

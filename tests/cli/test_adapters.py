@@ -1,20 +1,21 @@
 """`sebp-edge adapters`: every command of the history, for people and as JSON."""
 
-import os
-import pty
+import json
 import re
 
 import pytest
-from command import assert_one_sentence, contents, process, records, run
+from command import assert_one_sentence, contents, records, run
 from stored_adapter import RECORD, FakeAdaptation
+from terminals import run_on_terminal
 
-from sebp_edge import AdapterStore
-from sebp_edge.store.record import AdapterRecord
-from sebp_edge.values.word_figures import WordFigures
+from sebp_edge import AdapterRecord, AdapterStore
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
 NAME = "日記 2026"
+WORDS = {"keystrokes": 1000, "saved_before": 31, "saved_after": 46, "saved_more_lowest": 0.01}
+WORDS |= {"saved_more_highest": 0.02, "words": 200, "guessed_before": 54, "guessed_after": 58}
+WORDS |= {"guessed_more_lowest": None, "guessed_more_highest": None}
 
 
 @pytest.fixture
@@ -27,8 +28,9 @@ def store(own_data_folder):
 
 
 def test_a_list_has_the_guessed_words_or_else_the_loss(store):
-    words = WordFigures(1000, 31, 46, 0.01, 0.02, 200, 54, 58, None, None)
-    store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD, words=words), activate=False)
+    saved = store.adapter(NAME).save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
+    path = saved.path / "sebp_edge.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"words": WORDS}))
     listed = [line.split("\t")[4] for line in run("adapters", "list").stdout.splitlines()]
     assert listed == ["loss 3.500 → 3.100"] * 4 + ["words guessed 27 → 29 of 100"]
     assert contents(run("adapters", "list", "--json").stdout)[-1]["words"]["saved_after"] == 46
@@ -103,15 +105,10 @@ def test_gc_says_first_what_it_frees_and_needs_a_yes(store):
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "remaining"), [("n", [1, 2, 3, 4]), ("y", [2, 4])])
 def test_gc_asks_on_a_terminal(store, answer, remaining):
-    ours, theirs = pty.openpty()
-    with process("adapters", "gc", "--keep", "1", stdin=theirs) as one:
-        os.close(theirs)
-        os.write(ours, f"{answer}\n".encode())
-        output, _ = one.communicate(timeout=200)
-    os.close(ours)
+    exit_code, output, _ = run_on_terminal("adapters", "gc", "--keep", "1", typed=f"{answer}\n")
     assert "Deleting these 2 frees 4 MB. Delete?" in output
     assert store.adapter(NAME).versions() == remaining
-    assert one.returncode == int(answer == "n")
+    assert exit_code == int(answer == "n")
 
 
 def test_a_version_is_moved_in_one_file(store, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import CODE, COMMAND, IS_COLD, RECIPE, process, records, run, start
 
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge import AdapterStore
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ def test_ctrl_c_that_native_code_reports_as_an_error_of_its_own_is_an_interrupti
 
 
 @pytest.mark.slow
-def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(adapt, recipe, store, after_learning):
+def test_repeated_interruptions_save_one_version_that_is_not_active_and_exit_with_130(
+    adapt, recipe, store, after_learning
+):
     after_learning(store)
     shared = {".numbers", "where.json"}
     files = [path for path in store.folder.rglob("*") if path.is_file() and shared.isdisjoint(path.parts)]
@@ -50,7 +52,10 @@ def test_an_interruption_saves_a_version_that_is_not_active_and_exits_with_130(a
         for line in one.stdout:
             if json.loads(line).get("epoch", 0) >= 2:
                 break
-        one.send_signal(signal.SIGHUP)
+        # Ctrl-C, too, while the best state is being saved.
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+            one.send_signal(number)
+            time.sleep(0.02)
         output, errors = one.communicate(timeout=200)
     assert one.returncode == 130
     (job,) = store.jobs.list()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from terminals import draw_on_terminal
 
+from sebp_edge import AdaptResult
 from sebp_edge.cli import adapt
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.training.comparison import Comparison
@@ -13,7 +14,6 @@ from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.engine.training.gate import EarlierVersion, GateResult, Life, Verdict
 from sebp_edge.engine.training.quiz import QuizResult, Replies
 from sebp_edge.run.expectations import expectation
-from sebp_edge.run.result import AdaptResult
 from sebp_edge.values.dataset import Quiz, QuizQuestion
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.probe_figures import ProbeFigures

@@ -212,6 +212,15 @@ class Server:
         return (self.call("status")["worker"] or {}).get("pid")
 
 
+def refused(server, method, **params):
+    """Returns the error of a request, which is refused."""
+    try:
+        server.call(method, **params)
+    except Refused as error:
+        return error
+    raise AssertionError(f"{method} is not refused")
+
+
 def processes_below(pid):
     """Returns a process and all that it has started."""
     try:

@@ -63,6 +63,7 @@ logging.root.addHandler(logging.NullHandler())
 
 HOMES = itertools.count()
 CAPTURED = "sebp_edge.engine.training.captured_gradients"
+pytest_plugins = ["learnt"]
 
 
 def pytest_collection_finish():
@@ -117,9 +118,15 @@ def short_assessment():
 
 
 @pytest.fixture
-def unassessed(monkeypatch):
+def assessed():
+    """Assesses adaptations, in a file whose other tests are `unassessed`."""
+
+
+@pytest.fixture
+def unassessed(request, monkeypatch):
     """Leaves out most of what is assessed of an adaptation, for tests that do not look at it."""
-    skip_assessment(monkeypatch)
+    if "assessed" not in request.fixturenames:
+        skip_assessment(monkeypatch)
 
 
 @pytest.fixture
@@ -419,12 +426,17 @@ def after_learning(store_of_notes):
 
 
 @pytest.fixture
-def make(model_folder, tmp_path):
-    """A function that makes a Personalizer of the tiny random Llama, on the CPU, with a store of its own."""
+def make(model_folder, tmp_path, request):
+    """A function that makes a Personalizer of the tiny random Llama, on the CPU, with a store of its own.
 
-    def personalizer(**options):
+    With `after=True`, its store has learnt the notes of `notes_folder`.
+    """
+
+    def personalizer(model=model_folder, *, after=False, **options):
         options = {"recipe": RECIPE, "device": "cpu", "store": AdapterStore(tmp_path / "store")} | options
-        return Personalizer(model_folder, **options)
+        if after:
+            request.getfixturevalue("after_learning")(options["store"])
+        return Personalizer(model, **options)
 
     return personalizer
 

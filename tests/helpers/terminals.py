@@ -1,7 +1,10 @@
-"""A terminal of a given width in place of one that the command line writes to."""
+"""A terminal in place of what the command line writes to, or of what a process reads from and reports to."""
 
+import contextlib
 import io
+import os
 
+from command import process
 from rich.console import Console
 
 
@@ -12,3 +15,20 @@ def draw_on_terminal(patch, *modules, width, stream="out", is_terminal=True):
     for module in modules:
         patch.setattr(module, stream, terminal)
     return drawn
+
+
+def run_on_terminal(*arguments, typed):
+    """Runs a command to which this is typed; returns its exit code, its output, and what else the terminal shows."""
+    import pty  # which Windows lacks
+
+    ours, theirs = pty.openpty()
+    shown = b""
+    with process(*arguments, stdin=theirs, stderr=theirs) as one:
+        os.close(theirs)
+        os.write(ours, typed.encode())
+        with contextlib.suppress(OSError):  # the process has ended
+            while part := os.read(ours, 10_000):
+                shown += part
+        output, _ = one.communicate(timeout=200)
+    os.close(ours)
+    return one.returncode, output, shown.decode()

@@ -68,7 +68,7 @@ MUTATIONS = [
         ("the seed of a draw ignored", "blake2b(str(seed).encode() + digests[own])", "blake2b(digests[own])",
          "tests/lessons", "the_draw_depends_on_the_seed"),
         ("another seed learns on", "if record.seed != seed:", "if False:",
-         "tests/test_learning_on.py", "another_seed_starts_over"),
+         "tests/test_starting_over.py", "another_seed_starts_over"),
         # What is judged, and kept.
         ("a split that leaks", "if sides[each.document] == name]", "if sides[each.document] == name or name == TRAIN]",
          "tests/lessons", "every_document_is_in_exactly_one_part or all_examples_of_a_document"),
@@ -95,7 +95,7 @@ MUTATIONS = [
          "tests/memory", "a_3b_model_and_a_text"),
         # Stops, and files.
         ("a stop that raises twice", "if self._has_raised:", "if False:",
-         "tests/test_stop.py", "raised_only_once"),
+         "tests/machine", "raised_only_once"),
         ("a stop string that is shown", "self._emit(min(found)[1])", "self._emit(len(self._pending))",
          "tests/models", "a_stop_string"),
         ("a file that is half written", "temporary.replace(path)", "path.write_text(text, encoding='utf-8')",
@@ -107,7 +107,7 @@ MUTATIONS = [
         ("an overtaken version is activated", "if now not in (None, before):", "if False:",
          "tests/store", "only_after_the_one_that_it_was_compared_with"),
         ("forget leaves a version", "versions=tuple(sorted({*known, *unlisted}))", "versions=tuple(sorted(known))",
-         "tests/store", "of_which_nothing_is_known"),
+         "tests/run", "of_which_nothing_is_known"),
         ("an archive that has changed", "if found.hexdigest() != listed.sha256:", "if False:",
          "tests/store", "damaged_archive"),
         # Exact or refused.

@@ -8,12 +8,8 @@ from builders import make_tokenizer
 from reader_notes import ANSWER, NO_EFFECT, NOTES, THINGS, WEIGHTS, decoded, notices, save_model, use_notes
 from safetensors.torch import load_file
 
-from sebp_edge import Personalizer, Recipe
-from sebp_edge.engine.models.adaptation import read_state, snapshot
+from sebp_edge import AdapterRecord, Personalizer, Recipe
 from sebp_edge.errors import Interrupted, ModelError, TextsError
-from sebp_edge.run.preparation import LEARNT_TOGETHER
-from sebp_edge.store.record import AdapterRecord
-from sebp_edge.values.example import NO_DOCUMENT
 
 
 def test_the_result_says_what_is_answered_before_and_after(learnt):
@@ -58,7 +54,7 @@ def test_the_quiz_is_about_notes_that_are_not_trained_on(learnt):
     asked = {thing for thing in THINGS for answer in learnt.result.answers if thing in answer.question}
     (split,) = learnt.training.task.dataset.splits()
     assert {THINGS[outline.document] for outline in split.test} == asked
-    assert not asked & {THINGS[outline.document] for outline in split.train if outline.document != NO_DOCUMENT}
+    assert not asked & {THINGS[outline.document] for outline in split.train if outline.document >= 0}
     tests = {document.name for document in learnt.store.adapter("reader").documents(1) if document.split == "test"}
     assert len(tests) == len(asked)
 
@@ -66,7 +62,7 @@ def test_the_quiz_is_about_notes_that_are_not_trained_on(learnt):
 def test_general_text_and_chat_are_taught_by_the_base_model_and_answers_by_the_notes(learnt):
     dataset, tokenizer = learnt.training.task.dataset, learnt.training.base.tokenizer
     assert all(example.teacher is None for example in dataset.examples)
-    assert all(example.teacher and example.document == NO_DOCUMENT for example in dataset.general)
+    assert all(example.teacher and example.document < 0 for example in dataset.general)
     assert any("How are you?" in text for text in decoded(dataset.general, tokenizer))
     assert any("The ferry left at six." in text for text in decoded(dataset.general, tokenizer))
 
@@ -85,7 +81,9 @@ def test_the_same_notes_are_not_learnt_again_and_other_ones_all_together(make, m
     assert again.unchanged and (again.name, again.version, again.documents) == ("reader", 1, len(NOTES))
     use_notes(monkeypatch, (NOTES[0] | {"text": "# The samovar\n\nIt is gone, but stood behind the shed."}, *NOTES[1:]))
     found = personalizer.inspect()
-    assert found.beginning == f"All documents are learnt again, since version 1 {LEARNT_TOGETHER}."
+    assert found.beginning == (
+        "All documents are learnt again, since version 1 reads other practice notes, and all are learnt together."
+    )
     assert found.plan is not None and found.fitting_recipe == "ask"
 
 
@@ -151,28 +149,32 @@ def test_a_chat_template_that_nothing_can_be_learnt_in_is_refused(make, tmp_path
     assert personalizer.store.names() == []
 
 
+def state_of(adaptation):
+    """The trained tensors, by the names that they are saved under."""
+    trained = ((name, one) for name, one in adaptation.model.named_parameters() if one.requires_grad)
+    return {name.replace(".default.", "."): one.detach().clone() for name, one in trained}
+
+
 @pytest.mark.slow
 def test_an_adapter_that_forgets_general_text_is_scaled_down(make, loses_general_text):
     def look(adaptation):
-        names[:] = [name for name, parameter in adaptation.model.named_parameters() if parameter.requires_grad]
-        states.append(snapshot(adaptation))
+        states.append(state_of(adaptation))
 
-    names, states = [], []
+    states = []
     loses_general_text(look)
     personalizer = make(recipe=NO_EFFECT)
     result = personalizer.adapt(activate_anyway=True)
     because = "since the loss on general text rose by more than 2.0 %"
     assert f"The adapter was scaled to 50 %, {because}." in notices(personalizer)
     saved = load_file(result.adapter_path / WEIGHTS)
-    for name, before in zip(names, states[0], strict=True):
-        now = saved[name.replace(".default.", ".")]
-        assert torch.equal(now, before * 0.5 if "lora_B" in name else before), name
+    for name, before in states[0].items():
+        assert torch.equal(saved[name], before * 0.5 if "lora_B" in name else before), name
 
 
 @pytest.mark.slow
-def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, loses_general_text):
+def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, loses_general_text):
     def stop_at_the_second(adaptation):
-        states.append(snapshot(adaptation))
+        states.append(state_of(adaptation))
         if len(states) == 2:
             raise KeyboardInterrupt
 
@@ -182,9 +184,9 @@ def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, runs, loses_gen
     with pytest.raises(Interrupted) as stopped:
         personalizer.adapt()
     folder = personalizer.store.adapter("reader").open(stopped.value.version).path
-    saved = read_state(runs[0].base, folder)
-    assert all(torch.equal(*pair) for pair in zip(saved, states[0], strict=True))
-    assert not all(torch.equal(*pair) for pair in zip(saved, states[1], strict=True))
+    saved = load_file(folder / WEIGHTS)
+    for state, is_saved in zip(states, (True, False), strict=True):
+        assert all(torch.equal(saved[name], tensor) for name, tensor in state.items()) == is_saved
 
 
 def test_forget_leaves_a_reader_as_it_is(make):

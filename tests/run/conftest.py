@@ -49,18 +49,38 @@ def full_disk(monkeypatch):
     return lambda: monkeypatch.setattr("sebp_edge.engine.training.checkpoint.write_tensors", full)
 
 
+@pytest.fixture(scope="session")
+def paused(model, notes, tmp_path_factory):
+    """A folder with notes and a store whose job is a training on them that was paused at its third step; and a copy."""
+    root = tmp_path_factory.mktemp("paused")
+    with pytest.MonkeyPatch.context() as patch:
+        skip_assessment(patch)
+        pause_in(root / "used", model, notes, THIRD_STEP)
+    return shutil.copytree(root / "used", root / "kept").with_name("used"), root / "kept"
+
+
+def pause_in(root, model, notes, at, **options):
+    folder = shutil.copytree(notes[30], root / "notes", dirs_exist_ok=True)
+    with pytest.raises(Paused):
+        personalizer(model, AdapterStore(root / "store"), at, **options).adapt(folder, activate_anyway=True)
+
+
 @pytest.fixture
-def pause(model, notes, tmp_path):
+def pause(model, notes, paused, tmp_path):
     """A function that pauses a training on 30 notes of its own; returns its store, its job and its folder."""
 
-    def paused(at=THIRD_STEP, **options):
-        folder = shutil.copytree(notes[30], tmp_path / "notes", dirs_exist_ok=True)
-        store = AdapterStore(tmp_path / "store")
-        with pytest.raises(Paused):
-            personalizer(model, store, at, **options).adapt(folder, activate_anyway=True)
-        return store, store.jobs.list()[-1], folder
+    def pause(at=None, **options):
+        root, kept = paused
+        if at or options:
+            root = tmp_path
+            pause_in(root, model, notes, at or THIRD_STEP, **options)
+        else:  # a job names its folders
+            shutil.rmtree(root)
+            shutil.copytree(kept, root)
+        store = AdapterStore(root / "store")
+        return store, store.jobs.list()[-1], root / "notes"
 
-    return paused
+    return pause
 
 
 @pytest.fixture

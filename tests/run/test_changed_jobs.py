@@ -1,6 +1,7 @@
 """What is damaged or has changed since a training was interrupted: its job's files, its texts, the model."""
 
 import itertools
+import json
 import random
 import re
 import shutil
@@ -14,10 +15,14 @@ from paused_jobs import THIRD_STEP, at_step, bits, checkpoint_of, personalizer, 
 from sebp_edge import AdapterStore
 from sebp_edge.errors import JobError, OptionError, Paused, TextsChanged
 from sebp_edge.events import Notice, StepDone
-from sebp_edge.lessons.split_history import take_fingerprints
-from sebp_edge.store.history import read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
+
+
+def known(folder):
+    """The documents that a job or a version knows, as its file has them."""
+    documents = json.loads((folder / "documents.json").read_text())["documents"]
+    return [document for document in documents if document["split"] is not None]
 
 
 def damage(path, how):
@@ -137,18 +142,16 @@ def test_changed_documents_are_refused_and_named_on_the_screen_only(pause):
 
 def test_changed_documents_can_be_left_out_and_stay_known(pause):
     store, job, folder = pause()
-    keys = {document.key for document in read_history(job.folder).known}
+    hashes = {document["hash"] for document in known(job.folder)}
     (folder / "note-05.md").write_text("Something else stands here now, in other words.")
     made, result = resume(store, changed="without")
     assert any("goes on without 1 document" in getattr(event, "message", "") for event in made.events)
     assert any("1 document that came since is left" in getattr(event, "message", "") for event in made.events)
     assert next(event.step for event in made.events if isinstance(event, StepDone)) == 4
     assert result.documents == 29
-    known = read_history(result.adapter_path).known
-    assert {document.key for document in known} == keys
-    assert sum(document.absent for document in known) == 1
+    assert {document["hash"] for document in known(result.adapter_path)} == hashes
     # So that it can be forgotten.
-    (gone,) = (f"{document.key:016x}" for document in known if document.absent)
+    (gone,) = (document["hash"] for document in known(result.adapter_path) if document["absent"])
     receipt = personalizer(**job.arguments(), store=store).forget(gone, activate_anyway=True)
     assert receipt.documents == (gone,)
 
@@ -164,13 +167,12 @@ def test_what_goes_on_without_documents_can_be_paused_again(pause):
     assert result.heldout_loss_before is not None
 
 
-def test_a_split_without_documents_starts_over_or_is_refused(pause):
-    store, job, folder = pause()
-    history, texts = read_history(job.folder), {path: path.read_text() for path in folder.iterdir()}
-    validated = {document.key for document in history.known if document.role == "validation"}
-    for path, fingerprint in take_fingerprints(texts, history.salt).items():
-        if fingerprint.key in validated:
-            path.unlink()
+def test_a_split_without_documents_starts_over_or_is_refused(pause, whole):
+    store, _, folder = pause()
+    of_whole = AdapterStore(whole[30][4]).adapter("default").documents(1)
+    validated = [folder / document.name for document in of_whole if document.split == "validation"]
+    for path in validated:
+        path.unlink()
     with pytest.raises(JobError, match="none is left in the split 'validation'"):
         resume(store, changed="without")
     _, result = resume(store, changed="again")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.recipe import Recipe
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.values.documents import Conversation
 from sebp_edge.values.model_reference import ModelReference

@@ -12,13 +12,12 @@ import pytest
 from random_texts import words
 from store_faults import OTHERS, WRITES, Weights, at_event, record, run_child, state_of
 
+from sebp_edge import Adapter, AdapterStore
 from sebp_edge.errors import AdapterError, TextsError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.forgetting import begin_forgetting, end_forgetting
-from sebp_edge.store.adapter import Adapter
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, read_history, write_history
 from sebp_edge.store.where import Where
 from sebp_edge.values.reading import Reading

@@ -1,27 +1,16 @@
 """`Personalizer.inspect` shows what `adapt` would do, refuses nothing that it can show, and changes nothing."""
 
 import json
-import threading
 from dataclasses import FrozenInstanceError
 
 import pytest
-from builders import dataset_of, make_sentences, make_tokenizer
+from builders import make_sentences
 from command import run
 from random_texts import edit, words
 
 from sebp_edge import Personalizer
-from sebp_edge.basics.interruptions import Interruptions
-from sebp_edge.basics.stopping import StopSignal
-from sebp_edge.engine.memory.choosing import make_plan
-from sebp_edge.engine.sparse.rows.schedule import Schedule
-from sebp_edge.errors import ModelError, TextsError
-from sebp_edge.lessons.examples import encode
-from sebp_edge.lessons.learnable import refuse_unlearnable
-from sebp_edge.run.inspection import render_examples
-from sebp_edge.run.preparation import Preparation
-from sebp_edge.values.documents import Conversation, Document, LeftOut, PromptCompletion
-from sebp_edge.values.example import Example
-from sebp_edge.values.preparation_progress import Progress
+from sebp_edge.errors import Interrupted
+from sebp_edge.events import TrainingStarted
 
 SECRET = "the ferry left at six"
 
@@ -87,39 +76,18 @@ def test_the_text_of_the_user_is_in_the_examples_only(texts):
     assert first not in json.dumps({**found.to_dict(), "rendered": None})
 
 
-@pytest.mark.slow
-def test_the_split_is_the_one_that_adapt_draws(texts, tmp_path):
-    events = []
-    personalizer = Personalizer("tiny", device="cpu", on_event=events.append)
+def test_the_split_is_the_one_that_adapt_draws(make, texts):
+    def stop(event):
+        if isinstance(event, TrainingStarted):
+            begun.append(event)
+            raise KeyboardInterrupt
+
+    personalizer, begun = make(on_event=stop), []
     found = personalizer.inspect(texts)
-    events.clear()
-    call = personalizer._make_call(StopSignal(), Interruptions())
-    planned = Preparation(*call.with_texts(texts)).plan(call.conditions())
-    assert [part.documents for part in found.split] == list(planned.schedules[0].num_documents)
-
-
-class Slow(Schedule):
-    """A schedule that is laid out once the stop is looked at meanwhile."""
-
-    looked = threading.Event()
-
-    def lay_out(self, limit, **options):
-        self.looked.clear()
-        assert self.looked.wait(60)
-        super().lay_out(limit, **options)
-
-
-@pytest.mark.slow
-def test_the_layout_of_many_texts_is_stopped_midway(texts):
-    call = Personalizer("tiny", device="cpu")._make_call(StopSignal(), Interruptions())
-    preparation = Preparation(*call.with_texts(texts))
-    here = call.conditions()
-    prepared = preparation.read_dataset(here)
-    slow = Slow([[list(prepared.dataset.outlines.trained)]])
-    progress = Progress(check=Slow.looked.set)
-    assert make_plan(
-        here.shape, prepared.dataset, [slow], preparation.recipe, here.target, here.budget, progress
-    ).chosen
+    with pytest.raises(Interrupted):
+        personalizer.adapt(texts)
+    drawn = begun[0].train_documents, begun[0].validation_documents, begun[0].test_documents
+    assert tuple(part.documents for part in found.split) == drawn
 
 
 def test_texts_that_adapt_refuses_are_inspected(tmp_path):
@@ -127,15 +95,6 @@ def test_texts_that_adapt_refuses_are_inspected(tmp_path):
     assert found.plan is None
     assert found.refusal.startswith("Too little text")
     assert found.summary.startswith("adapt would refuse these texts: Too little text")
-
-
-def test_the_trained_part_of_a_completion_is_marked():
-    tokenizer, documents = make_tokenizer(), [Document("a", PromptCompletion(SECRET, " and the wind"))]
-    examples, _ = encode(documents, tokenizer, 64)
-    [example] = render_examples(examples, documents, tokenizer, 2)
-    assert "".join(piece.text for piece in example.pieces) == f"<|bos|>{SECRET} and the wind<|eos|>"
-    assert [piece.trained for piece in example.pieces] == [False, True]
-    assert example.pieces[1].text.endswith("the wind<|eos|>")
 
 
 @pytest.mark.slow
@@ -181,44 +140,3 @@ def test_the_command_prints_one_line_of_json_after_the_progress(texts):
     stages = {event["stage"] for event in events if event["event"] == "preparing"}
     assert stages == {"reading", "comparing", "tokenising", "planning"}
     assert last["event"] == "inspection" and last["rendered"][0]["pieces"][1]["trained"]
-
-
-# ----------------------------------------------------------------------------------------------------- what is refused
-
-
-def refusing(examples, tokenizer, left_out=()):
-    refuse_unlearnable(dataset_of(examples, left_out=left_out), 1, tokenizer)
-
-
-def test_examples_without_loss_are_refused():
-    with pytest.raises(TextsError, match="No token of these 1 documents has loss"):
-        refusing([Example([0, 5, 6], [-100] * 3, 0)], make_tokenizer())
-    left_out = [LeftOut("b.png", "a picture"), LeftOut("a", "the model's chat template refuses it")]
-    with pytest.raises(TextsError, match=r"has loss \(for 1 of them: the model's chat template refuses it\), so"):
-        refusing([], make_tokenizer(), left_out=left_out)
-
-
-def test_two_start_tokens_are_refused():
-    with pytest.raises(ModelError, match="two start tokens"):
-        refusing([Example([0, 0, 6, 1], [-100, -100, 6, 1], 0)], make_tokenizer())
-
-
-def test_an_end_that_is_never_learnt_is_refused():
-    tokenizer = make_tokenizer()
-    refusing([Example([0, 6, 1], [-100, 6, 1], 0)], tokenizer)
-    with pytest.raises(ModelError, match="never learn where to stop"):
-        refusing([Example([0, 6, 1], [-100, 6, -100], 0)], tokenizer)
-
-
-def test_a_template_that_leaves_the_end_of_an_answer_untrained_is_refused():
-    tokenizer = make_tokenizer()
-    end = "{{ message.content }}<|end|>{% endgeneration %}"
-    messages = ({"role": "user", "content": "the wind"}, {"role": "assistant", "content": "from the west"})
-    document = Document("a", Conversation(messages))
-    examples, _ = encode([document], tokenizer, 64)
-    refuse_unlearnable(dataset_of(examples), 1, tokenizer)
-    assert end in tokenizer.chat_template
-    tokenizer.chat_template = tokenizer.chat_template.replace(end, "{{ message.content }}{% endgeneration %}<|end|>")
-    examples, _ = encode([document], tokenizer, 64)
-    with pytest.raises(ModelError, match="token that ends an answer"):
-        refuse_unlearnable(dataset_of(examples), 1, tokenizer)

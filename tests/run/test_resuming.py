@@ -10,14 +10,9 @@ from dataclasses import asdict
 import pytest
 from builders import make_sentences
 from command import start
-from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, checkpoint_of, personalizer, resume, verdict
+from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore
-from sebp_edge.engine.memory.guard import MemoryGuard
-from sebp_edge.engine.memory.memory_options import MemoryOptions
-from sebp_edge.engine.sparse.patches.stops import _Checked
-from sebp_edge.engine.training.learner import Learner
-from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import Interrupted, MachineError, Paused
 from sebp_edge.events import (
     AdapterSaved,
@@ -30,7 +25,6 @@ from sebp_edge.events import (
     StepDone,
     TrainingStarted,
 )
-from sebp_edge.store.history import read_history
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
@@ -90,30 +84,6 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     assert not any(job.folder.parent.iterdir())
 
 
-@pytest.mark.parametrize("method", ["__call__", "_check_backward"])
-def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_most(
-    model, notes, whole, tmp_path, monkeypatch, method
-):
-    store, run, layers = AdapterStore(tmp_path / "store"), getattr(_Checked, method), []
-
-    def pausing(checked, *given, **options):
-        layers.append(any(isinstance(event, StepDone) for event in paused.events))
-        if layers.count(True) == 3:
-            assert paused.pause()
-        return run(checked, *given, **options)
-
-    paused = personalizer(model, store)
-    with monkeypatch.context() as patch:
-        patch.setattr(_Checked, method, pausing)
-        with pytest.raises(Paused):
-            paused.adapt(notes[30], activate_anyway=True)
-    assert layers.count(True) == 3
-    assert sum(isinstance(event, StepDone) for event in paused.events) == 1
-    resumed = personalizer(**store.jobs.get().arguments(), store=store)
-    result = resumed.resume()
-    assert (bits(store), verdict(result), result.curves) == whole[30][:3]
-
-
 def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
     store, seen = AdapterStore(tmp_path / "store"), []
 
@@ -151,39 +121,6 @@ def test_a_pause_frees_the_model_although_its_error_is_kept(model, notes, tmp_pa
     assert [model() for model in alive] == [None]
 
 
-def test_a_pause_within_a_long_step_repeats_that_step(model, notes, tmp_path, run_with, monkeypatch):
-    run_with(MemoryOptions(max_rows=80))
-    lay_out, compute, calls, found, steps = RecoveringLearner.lay_out, Learner.accumulate, [], [], []
-
-    def keep_steps(learner, schedule):
-        lay_out(learner, schedule)
-        steps[:] = schedule.epochs[0]
-
-    def accumulate(learner, micro_batch, loss_tokens):
-        compute(learner, micro_batch, loss_tokens)
-        calls.append(len(steps[1].micro_batches))
-        if len(found) == 1 and len(calls) == len(steps[0].micro_batches) + 2:
-            assert made.pause()
-
-    monkeypatch.setattr(RecoveringLearner, "lay_out", keep_steps)
-    monkeypatch.setattr(Learner, "accumulate", accumulate)
-    for number in range(2):
-        store = AdapterStore(tmp_path / f"store-{number}")
-        calls.clear()
-        made = personalizer(model, store, recipe=RECIPE.replace(epochs=1))
-        if number:
-            with pytest.raises(Paused):
-                made.adapt(notes[30], activate_anyway=True)
-            assert [event.step for event in made.events if isinstance(event, StepDone)] == [1]
-            assert calls[-1] > 2
-            found.append(None)
-            _, result = resume(store)
-        else:
-            result = made.adapt(notes[30], activate_anyway=True)
-        found.append((bits(store), verdict(result)))
-    assert found[0] == found[2]
-
-
 def test_a_pause_while_the_adapter_is_saved_comes_too_late(model, notes, tmp_path):
     store = AdapterStore(tmp_path / "store")
     made = personalizer(model, store, lambda event, _: isinstance(event, AdapterSaved) and made.pause())
@@ -205,11 +142,9 @@ def test_what_learns_on_goes_on_too(model, tmp_path, notes, whole):
     _, result = resume(store)
     assert (bits(store, 2), verdict(result)) == (bits(other, 2), verdict(expected))
     assert (result.learnt_on_from, result.gain_over_active) == (1, expected.gain_over_active)
-    found, wanted = (read_history(each.adapter_path) for each in (result, expected))
-    assert (found.salt, [each.key for each in found.documents]) == (
-        wanted.salt,
-        [each.key for each in wanted.documents],
-    )
+    found, wanted = (json.loads((each.adapter_path / "documents.json").read_text()) for each in (result, expected))
+    assert found["salt"] == wanted["salt"]
+    assert [each["hash"] for each in found["documents"]] == [each["hash"] for each in wanted["documents"]]
 
 
 def test_a_training_of_forget_goes_on_and_the_documents_are_forgotten_then(model, tmp_path, whole):
@@ -223,33 +158,6 @@ def test_a_training_of_forget_goes_on_and_the_documents_are_forgotten_then(model
     assert receipt.documents == expected.documents
     assert bits(store, 2) == bits(other, 2)
     assert (store.adapter("default").versions(), store.jobs.list()) == ([2], [])
-
-
-RECIPES = {
-    "8-bit moments": {},
-    "all weights": {"method": "full", "learning_rate": 1e-3},
-    "updated in the backward pass": {"method": "full", "learning_rate": 1e-3},
-}
-
-
-@pytest.mark.parametrize("kind", RECIPES)
-def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, run_with, request, kind):
-    recipe, found = RECIPE.replace(**RECIPES[kind]), []
-    if kind == "8-bit moments":
-        run_with(MemoryOptions(moments_in_8_bits=True))
-    if kind == "updated in the backward pass":
-        request.getfixturevalue("updated_in_backward")
-    for at in (None, at_step("train", 5)):
-        store = AdapterStore(tmp_path / f"store-{at is None}")
-        made = personalizer(model, store, at, recipe=recipe)
-        if at is None:
-            result = made.adapt(notes[30], activate_anyway=True)
-        else:
-            with pytest.raises(Paused):
-                made.adapt(notes[30], activate_anyway=True)
-            _, result = resume(store)
-        found.append((bits(store), verdict(result), result.curves))
-    assert found[0] == found[1]
 
 
 @pytest.mark.usefixtures("saves_each_step")
@@ -319,31 +227,6 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(model, notes, whole,
     _, result = resume(store)
     assert (bits(store), verdict(result)) == whole[30][:2]
     assert store.jobs.list() == []
-
-
-def test_the_plan_and_smaller_micro_batches_stay(model, notes, tmp_path, monkeypatch):
-    found, steps = [], []
-
-    def shortfall(_guard):
-        steps.append(None)
-        return int(len(steps) == 2)  # before the second step, for example because of other programs
-
-    monkeypatch.setattr(MemoryGuard, "shortfall", shortfall)
-    for number in range(2):
-        store = AdapterStore(tmp_path / f"store-{number}")
-        steps.clear()
-        options = {"memory_budget": "30GB", "recipe": RECIPE.replace(epochs=1)}
-        if number:
-            with pytest.raises(Paused):
-                personalizer(model, store, THIRD_STEP, **options).adapt(notes[30], activate_anyway=True)
-            (learner,) = checkpoint_of(store.jobs.get())["learners"].values()
-            assert learner["max_rows"] < learner["prepared_rows"]
-            monkeypatch.setattr("sebp_edge.run.preparation.make_plan", None)  # nothing is planned again
-            _, result = resume(store)
-        else:
-            result = personalizer(model, store, **options).adapt(notes[30], activate_anyway=True)
-        found.append((bits(store), verdict(result)))
-    assert found[0] == found[1]
 
 
 def test_less_memory_than_the_plan_takes_is_refused(pause):

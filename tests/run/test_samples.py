@@ -1,5 +1,7 @@
 """Samples continue the beginnings of documents as training saw them, and show only what the model adds."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from builders import make_sentences
@@ -21,10 +23,15 @@ LONG = "the ferry left at six " * 100
 SENTENCES = "The ferry left. It came back at six."
 
 
+@pytest.fixture
+def set_length(monkeypatch):
+    """A function that sets how many tokens a continuation has at most."""
+    return lambda tokens: monkeypatch.setattr(samples, "SAMPLING", replace(SAMPLING, max_new_tokens=tokens))
+
+
 @pytest.fixture(autouse=True)
-def real_length(monkeypatch):
-    """Samples have the length here that they have for users: whatever ran before has shortened them."""
-    monkeypatch.setattr(samples, "SAMPLING", SAMPLING)
+def longer_than_in_other_tests(set_length):
+    set_length(8)
 
 
 def beginnings_of(base, *contents, numbers=None, chat_template=False):
@@ -154,7 +161,8 @@ def test_the_base_models_and_the_adapted_texts_replay_the_same_graph(base, metho
     assert decoder._cache is None and decoder._captured is None
 
 
-def test_a_continuation_has_at_most_40_tokens_and_no_broken_character_at_its_end(base):
+def test_a_continuation_has_at_most_40_tokens_and_no_broken_character_at_its_end(base, set_length):
+    set_length(40)
     decoded = []
 
     class Recording(Decoder):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import asdict
 
 import pytest
 from builders import make_sentences
@@ -11,9 +10,7 @@ from command import assert_one_sentence, records, run, start
 from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore, Personalizer
-from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.errors import AdapterError, JobError, Paused
-from sebp_edge.run.adaptation_job import Fixed, Resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
 
@@ -157,9 +154,3 @@ print({"torch", "numpy"} & {*sys.modules})
 """
     with start([code, tmp_path], cold=True) as one:
         assert one.communicate(timeout=60)[0] == "set()\n"
-
-
-def test_options_that_no_longer_exist_are_left_out():
-    options = asdict(MemoryOptions(max_rows=80)) | {"folds_at_once": True}
-    fixed = Fixed(salt="", recipe={}, options=options, fingerprint="", examples="", packages={})
-    assert Resumed(fixed, None, None, []).options == MemoryOptions(max_rows=80)

@@ -5,11 +5,8 @@ import torch
 from command import run
 
 from sebp_edge import Politeness
-from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.errors import Paused
 from sebp_edge.events import StepDone, TrainingStarted
-from sebp_edge.run.giving_way import THREADS_BESIDE_GPU, GivingWay
-from sebp_edge.run.job import JobSink
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -67,21 +64,6 @@ def test_a_training_goes_on_with_as_many_threads_as_it_began_with_and_its_versio
         torch.set_num_threads(before)
     assert set(seen) == {3}
     assert made.store.find("default", 1).record.threads == 3
-
-
-@pytest.mark.parametrize(
-    ("device", "asked", "expected"), [("cuda", None, THREADS_BESIDE_GPU), ("cuda", 6, 6), ("cpu", None, 7)]
-)
-def test_a_call_on_a_gpu_wakes_few_threads_unless_more_are_asked_for(device, asked, expected):
-    before = torch.get_num_threads()
-    torch.set_num_threads(7)
-    try:
-        way = GivingWay(Politeness(threads=asked), torch.device(device), JobSink(lambda event: None), StopSignal())
-        with way.limited_threads():
-            assert torch.get_num_threads() == expected
-        assert torch.get_num_threads() == 7
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_job_keeps_its_number_of_threads():

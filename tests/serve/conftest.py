@@ -1,8 +1,9 @@
 """What a server of the tests may use, and a short training for it."""
 
 import pytest
-from command import LONGER
+from command import LONGER, RECIPE
 from served import WarmServers
+from shared_fixtures import write_notes
 
 
 @pytest.fixture
@@ -31,3 +32,30 @@ def warm_servers():
     """Servers for clients that start their own, and train or answer."""
     with WarmServers() as servers:
         yield servers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with notes and a recipe."""
+    folder = tmp_path_factory.mktemp("served")
+    write_notes(folder / "notes")
+    (folder / "test.toml").write_text(LONGER)
+    (folder / "short.toml").write_text(RECIPE + "refit = false\n")
+    return folder
+
+
+@pytest.fixture
+def request_of(folder, model_folder):
+    """A function that returns the parameters of a training."""
+
+    def make(**changes):
+        common = {"paths": [str(folder / "notes")], "model": str(model_folder), "recipe": str(folder / "test.toml")}
+        return common | {"device": "cpu", "name": "mine"} | changes
+
+    return make
+
+
+@pytest.fixture
+def short(folder):
+    """The recipe of a training that is over soon."""
+    return str(folder / "short.toml")

@@ -13,10 +13,6 @@ import psutil
 import pytest
 from served import COMMAND, SECONDS, Server, all_gone, processes_below
 
-from sebp_edge.serve.parent_process import Parent
-from sebp_edge.serve.supervisor import _SECONDS_BETWEEN_LOOKS as LOOKS
-from sebp_edge.serve.supervisor import END_SECONDS
-
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal at a parent's end is Linux's")
 # An app: starts a server and a training, and prints the number of each event that it sees.
 APP = """
@@ -66,8 +62,8 @@ def test_a_killed_app_leaves_no_process(app, settings):
 
 
 @pytest.mark.slow
-def test_it_ends_after_its_input_within_2_s_by_its_own_limit_whatever_it_does(settings, training):
-    """MCP's client sends a signal after 2 s. A worker that is stopped cannot even save its state."""
+def test_it_ends_after_its_input_whatever_it_does(settings, training):
+    """A worker that is stopped cannot even save its state."""
     with Server(warm=True) as server:
         server.initialize(**settings)
         server.call("jobs.start", id="first", params=training)
@@ -79,7 +75,6 @@ def test_it_ends_after_its_input_within_2_s_by_its_own_limit_whatever_it_does(se
             os.kill(server.worker(), signal.SIGSTOP)
         server.process.stdin.close()
         assert all_gone(processes)
-    assert END_SECONDS + 2 * LOOKS < 2  # how long it takes on a machine that does nothing else
     assert_the_job_is_shown(settings)
 
 
@@ -120,22 +115,6 @@ def test_a_server_whose_app_is_outside_of_its_container_stays():
     with Server(command=[*inside, *COMMAND]) as server:
         for _ in range(2):  # it looks at its app before it reads the second one
             assert server.call("ping") == {}
-
-
-def test_a_parent_is_the_process_that_started_then():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = psutil.Process(child.pid).create_time()
-    known, reused = Parent(child.pid, started), Parent(child.pid, started - 60)
-    assert known.is_alive()
-    assert not reused.is_alive()
-    child.kill()
-    until = time.monotonic() + SECONDS
-    while known.is_alive():  # a zombie, since nobody has waited for it
-        assert time.monotonic() < until
-    child.stdin.close()
-    child.wait()
-    assert not known.is_alive()
-    assert not Parent(2**22 + 1).is_alive()
 
 
 @pytest.mark.slow

@@ -9,12 +9,11 @@ from command import LONGER
 from served import Server
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge import AdapterStore, Folder
+from sebp_edge import AdapterRecord, AdapterStore, Folder
 from sebp_edge.events import TensorWritten, TextsRead
 from sebp_edge.serve.messages import Refusal, ResumeJobParams
 from sebp_edge.serve.methods import refuse_outside
 from sebp_edge.serve.worker_tasks import Worker, _paths_of
-from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.stored_jobs import JobRecord
 from sebp_edge.store.where import Where
 

@@ -5,8 +5,10 @@ The worker is a stand-in: a process that answers each message with what the test
 
 import json
 import os
+import random
 import sys
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 from command import start
@@ -17,6 +19,7 @@ from sebp_edge.serve.journal import Journal
 from sebp_edge.serve.messages import AdaptParams, StartJobParams, parse
 from sebp_edge.serve.served_jobs import ServedJobs
 from sebp_edge.serve.store_methods import keep_job
+from sebp_edge.serve.tasks import Tasks
 
 CODE = """
 import json, sys
@@ -186,3 +189,31 @@ def test_a_pause_that_arrives_after_its_job_has_ended_is_not_the_next_ones(setti
         assert end_of_job("first") == "refused"  # there is too little text
         send("pause job")
         assert end_of_job("second") == "refused"
+
+
+def test_what_the_worker_is_to_stop_is_dropped_or_ends_and_an_answer_does_not_hold_up_its_job():
+    reading, writing = os.pipe()  # never closed: that would end this process
+    dropped, tasks = [], None
+
+    def told(*messages):
+        """Sends messages, and one more, which is received after them."""
+        os.write(writing, b"".join(json.dumps(each).encode() + b"\n" for each in (*messages, {"do": "end", "id": 0})))
+        wait_until(lambda: 0 in tasks.stops)
+        tasks._waiting.remove({"do": "end", "id": 0})
+        del tasks.stops[0]
+
+    tasks = Tasks(reading, SimpleNamespace(send=dropped.append))
+    answers = [{"do": "answer", "id": id} for id in ("a", "b", "job")]
+    told({"do": "job", "id": "job"}, *answers, {"do": "stop", "id": "b"})
+    assert (tasks.next()["do"], dropped) == ("job", [answers[1] | {"tells": "dropped"}])
+    assert tasks.next_within_job() == answers[0]
+    told({"do": "stop", "id": "nobody"})
+    assert not (tasks.stops["a"].is_set() or tasks.ends_job)
+    told({"do": random.choice(["stop job", "pause job"])})
+    assert tasks.stops["a"].is_set() and tasks.ends_job
+    assert tasks.next_within_job() is None  # the job ends first
+    assert not tasks.stops["job"].is_set() and tasks.next() == answers[2]  # which has the number of a job
+    told({"do": "job", "id": "next"})
+    assert not tasks.ends_job
+    told({"do": "stop job"})
+    assert dropped == [each | {"tells": "dropped"} for each in (answers[1], {"do": "job", "id": "next"})]

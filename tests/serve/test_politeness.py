@@ -10,8 +10,7 @@ import pytest
 from fake_machine import write_supplies
 from served import SECONDS, Server
 
-from sebp_edge.machine.politeness import NICENESS
-
+NICENESS = 10
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc and /sys"),

@@ -8,11 +8,10 @@ import pytest
 import torch
 from served import wait_until
 
-from sebp_edge import Personalizer
+from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.events import silent
-from sebp_edge.recipe import Recipe
 from sebp_edge.serve.served_model import has_room, twin
 from sebp_edge.serve.tasks import Tasks
 from sebp_edge.serve.worker_tasks import Worker

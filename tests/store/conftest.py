@@ -3,8 +3,7 @@
 import pytest
 from stored_adapter import RECORD
 
-from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge import AdapterRecord, AdapterStore
 
 
 @pytest.fixture

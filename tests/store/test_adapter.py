@@ -6,9 +6,6 @@ import pytest
 from stored_adapter import FakeAdaptation, visible
 
 from sebp_edge.errors import AdapterError
-from sebp_edge.store.history import write_history
-from sebp_edge.values.probe_figures import ProbeFigures
-from sebp_edge.values.remembered import SplitHistory
 
 
 def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, record):
@@ -20,20 +17,6 @@ def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, recor
     assert not store.adapter("mine").open(1).active
     assert store.names() == ["mine"]
     assert saved[0].path == store.folder / "mine" / "1"
-
-
-def test_no_version_is_active_until_one_is_activated(store, record):
-    store.adapter("mine").save(FakeAdaptation(), record, activate=False)
-    assert store.adapter("mine").active() is None
-    with pytest.raises(AdapterError, match=r"No version of the adapter 'mine' is active; choose one of \[1\]"):
-        store.adapter("mine").open()
-
-
-def test_a_new_version_has_the_highest_number_even_after_a_removal(store, record):
-    for _ in range(3):
-        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-    store.adapter("mine").remove(2)
-    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 4
 
 
 def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store, record):
@@ -68,7 +51,7 @@ def test_a_version_is_activated_only_after_the_one_that_it_was_compared_with(sto
 def test_the_two_newest_versions_are_compared_by_default(store, record):
     for number in range(1, 4):
         saved = store.adapter("mine").save(FakeAdaptation(), record, activate=number == 1)
-        write_history(saved.path, SplitHistory(salt=b"salt"), {})
+        (saved.path / "documents.json").write_text('{"format": 3, "salt": "00", "documents": []}')
     store.adapter("mine").remove(2)
     for found in (store.adapter("mine").diff(), store.adapter("mine").diff(new=3), store.adapter("mine").diff(1)):
         assert (found.old, found.new) == (1, 3)
@@ -116,27 +99,6 @@ def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store, re
     (folder / "1").rmdir()
     with pytest.raises(AdapterError, match=r"A judged state is missing in '.*judged', which has \[2, 3\]"):
         saved.judged_states()
-
-
-def test_the_readme_names_the_base_model_and_the_losses(store, record):
-    text = (store.adapter("mine").save(FakeAdaptation(), record, activate=True).path / "README.md").read_text()
-    assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
-    assert "\nTest loss in nats per token: 3.500 before, 3.100 after.\n" in text
-    refit = dataclasses.replace(record, trained_on_all=True, general_loss_before=4.0, general_loss_after=4.125)
-    text = (store.adapter("mine").save(FakeAdaptation(), refit, activate=True).path / "README.md").read_text()
-    assert (
-        "3.100 after, in the judged state; then it was trained on all documents, which was not judged by itself" in text
-    )
-    assert "Loss on general text in nats per token: 4.000 before, 4.125 after.\n" in text
-    assert "could before" not in text
-    probed = dataclasses.replace(record, language=ProbeFigures(40, 39, 38, 2))
-    saved = store.adapter("mine").save(FakeAdaptation(), probed, activate=True)
-    assert "What the model could before: language 38 of 40, 39 before.\n" in (saved.path / "README.md").read_text()
-    assert saved.record.language == probed.language and saved.record.facts is None
-    full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
-    text = (store.adapter("mine").save(FakeAdaptation(), full, activate=True).path / "README.md").read_text()
-    assert "library_name: transformers" in text
-    assert "loss" not in text
 
 
 def test_a_number_that_is_taken_by_a_file_is_skipped(store, record):

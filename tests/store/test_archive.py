@@ -13,11 +13,10 @@ import tarfile
 import pytest
 import torch
 from safetensors.torch import save_file
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import RECORD, FakeAdaptation, listing
 
-from sebp_edge.errors import AdapterError, OptionError, SebpEdgeError, StorageError
-from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
+from sebp_edge.errors import AdapterError, OptionError, StorageError
 
 
 @pytest.fixture
@@ -36,10 +35,6 @@ def other(tmp_path):
 def archive(store, tmp_path):
     store.adapter("日記 2").export_archive(tmp_path / "moved.tar")
     return tmp_path / "moved.tar"
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def members(archive):
@@ -69,7 +64,7 @@ def assert_refused(other, archive, reason):
 def test_a_version_is_moved_bit_for_bit(store, other, archive):
     saved = other.import_archive(archive)
     assert (saved.name, saved.version, saved.active) == ("日記 2", 1, False)
-    assert contents(saved.path) == contents(store.adapter("日記 2").open().path)
+    assert listing(saved.path) == listing(store.adapter("日記 2").open().path)
     assert saved.record == store.adapter("日記 2").open().record
     assert other.adapter("日記 2").active() is None
     assert other.adapter(saved.name).activate(saved.version).active
@@ -83,7 +78,7 @@ def test_an_archive_is_a_plain_tar_file_that_only_its_owner_can_read(store, arch
     found = dict(members(archive))
     listed = json.loads(found.pop("archive.json"))
     assert (listed["format"], listed["name"]) == (1, "日記 2")
-    assert found == contents(store.adapter("日記 2").open().path)
+    assert found == listing(store.adapter("日記 2").open().path)
     assert [each["path"] for each in listed["files"]] == list(found)
 
 

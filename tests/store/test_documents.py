@@ -11,13 +11,12 @@ from pace import at_most
 from random_texts import words
 from stored_adapter import RECORD, FakeAdaptation
 
+from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.lessons.split_history import find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.history import Entry, read_history, write_history
-from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.store.version_documents import DocumentList
 from sebp_edge.values.remembered import ROLES, SPLITS, Remembered, Shingles, SplitHistory

@@ -1,6 +1,5 @@
 """The end of an adaptation: signals, full disks and conflicting folders while the adapter is saved."""
 
-import json
 import os
 import signal
 import time
@@ -8,14 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import halted_before_it_saves, process, records, run
+from command import halted_before_it_saves, records, run
 
-from sebp_edge import AdapterStore
-from sebp_edge.basics.interruptions import Interruptions
-from sebp_edge.engine.models.lora import LoraAdapter
-from sebp_edge.errors import Interrupted, SebpEdgeError, StorageError
-from sebp_edge.events import AdapterSaved, Evaluated, TrainingStarted
-from sebp_edge.store.record import AdapterRecord
+from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
+from sebp_edge.errors import Interrupted, StorageError
+from sebp_edge.events import Evaluated, TrainingStarted
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 
@@ -60,43 +56,6 @@ def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
 
 
 @pytest.mark.slow
-def test_repeated_interrupts_give_one_sentence_and_no_partial_state(adapt, store):
-    """Ctrl-C three times, while the best state of an interrupted training is being saved."""
-    arguments = [*adapt, "--epochs", 900]
-    with process(*arguments, "--json") as one:
-        for line in one.stdout:
-            if json.loads(line).get("epoch", 0) >= 2:
-                break
-        for _ in range(3):
-            one.send_signal(signal.SIGINT)
-            time.sleep(0.02)
-        _, errors = one.communicate(timeout=200)
-    assert one.returncode == 130
-    (job,) = store.jobs.list()
-    assert errors == (
-        "sebp-edge: Interrupted. The best state so far is saved as version 1 of the adapter 'default'; "
-        "it is not active. To activate it: sebp-edge adapters activate default 1; to go on with the training: "
-        f"sebp-edge adapt --resume={job.id}\n"
-    )
-    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], None)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unassessed")
-def test_an_interruption_after_the_training_says_what_was_saved(make, notes_folder):
-    """A closed output interrupts as Ctrl-C does, here when it should print the saved adapter."""
-
-    def interrupt(event):
-        if isinstance(event, AdapterSaved):
-            raise KeyboardInterrupt
-
-    personalizer = make(on_event=interrupt)
-    with pytest.raises(Interrupted, match=r"^Interrupted after the training: version 1 .* is saved and active\.$"):
-        personalizer.adapt(notes_folder)
-    assert personalizer.store.adapter("default").active() == 1
-
-
-@pytest.mark.slow
 def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
     """A timer sends signals to this process at different times after the training."""
     begins = []
@@ -128,27 +87,16 @@ def test_a_signal_at_any_instant_of_the_end_loses_nothing(make, notes_folder):
         assert personalizer.store.adapter("default").versions() == list(range(1, attempt + 2))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_an_apps_handlers_are_restored_and_receive_deferred_signals(number):
-    received = []
-    before = signal.signal(number, lambda number, frame: received.append(number))
-    try:
-        own = signal.getsignal(number)
-        with Interruptions() as interruptions:
-            signal.raise_signal(number)
-            assert received == [number]  # handled at once, since nothing is interrupted yet
-            interruptions.defer()
-            signal.raise_signal(number)
-            assert received == [number]
-            interruptions.deliver()
-            interruptions.deliver()
-            assert received == [number] * 2
-            signal.raise_signal(number)
-            assert received == [number] * 2
-        assert received == [number] * 3
-        assert signal.getsignal(number) is own
-    finally:
-        signal.signal(number, before)
+@pytest.mark.slow
+def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(adapt, store, after_learning):
+    """While the new version is written."""
+    after_learning(store)
+    with halted_before_it_saves(*adapt, "--fresh") as one:
+        store.adapter("default").remove()
+        one.send_signal(signal.SIGCONT)
+        _, errors = one.communicate(timeout=200)
+    assert one.returncode == 0, errors
+    assert store.adapter("default").versions() == [store.adapter("default").active()]
 
 
 # ------------------------------------------------------------------------------------------------------ failing saves
@@ -179,23 +127,6 @@ def test_a_dangling_link_at_out_is_refused_before_training(make, notes_folder, t
     with pytest.raises(SebpEdgeError, match="already exists"):
         make(on_event=events.append).adapt(notes_folder, out=tmp_path / "out")
     assert events == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unassessed")
-def test_a_version_is_saved_even_if_its_adapter_is_removed_meanwhile(make, after_learning, notes_folder, monkeypatch):
-    """Its folder is removed while the new version is written."""
-    personalizer, save = make(), LoraAdapter.save
-    after_learning(personalizer.store)
-
-    def save_and_remove(adapter, *given):
-        save(adapter, *given)
-        if "default" in personalizer.store.names():
-            personalizer.store.adapter("default").remove()
-
-    monkeypatch.setattr(LoraAdapter, "save", save_and_remove)
-    assert personalizer.adapt(notes_folder, fresh=True).passed
-    assert personalizer.store.adapter("default").versions() == [personalizer.store.adapter("default").active()]
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ import pytest
 from builders import make_sentences
 from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterRecord, AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import AdapterError
-from sebp_edge.store.record import FORMAT, AdapterRecord
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -76,6 +75,7 @@ def test_an_earlier_version_can_be_made_active_again(store):
     assert store.adapter("letters").active() == 1
 
 
+@pytest.mark.slow
 def test_an_earlier_store_is_learnt_from_anew_since_its_documents_are_not_known(store, notes):
     adapter = store.adapter("letters")
     with pytest.raises(AdapterError, match="was saved before sebp-edge recorded its documents"):
@@ -87,6 +87,7 @@ def test_an_earlier_store_is_learnt_from_anew_since_its_documents_are_not_known(
     assert adapter.rollback().version == 2
 
 
+@pytest.mark.slow
 def test_a_pruned_version_is_listed_and_its_weights_are_refused_in_one_sentence(store, notes, tmp_path):
     """It had compressed weights, and a table in its recipe."""
     adapter, table = store.adapter("whole"), {"pattern": "2:4", "layers": ["up_proj"]}
@@ -147,12 +148,12 @@ def test_a_store_with_packed_lists_forgets(packed_store, notes):
 
 def test_an_adapter_of_a_newer_format_is_refused_with_what_to_do(store):
     path = store.adapter("letters").open(1).path / "sebp_edge.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": FORMAT + 1}))
-    with pytest.raises(AdapterError, match=f"newer sebp-edge, in format {FORMAT + 1}.*Upgrade"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 99.*Upgrade"):
         store.adapter("letters").open(1)
 
 
 def test_a_new_adapter_states_its_format_in_its_record(store):
     saved = store.adapter("letters").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
     assert saved.version == 3
-    assert json.loads((saved.path / "sebp_edge.json").read_text())["format"] == FORMAT
+    assert json.loads((saved.path / "sebp_edge.json").read_text())["format"] == 1

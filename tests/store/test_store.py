@@ -1,4 +1,4 @@
-"""The adapters in a folder: how they are named and found, the salt of their hashes, and who can read them."""
+"""The adapters in a folder: how they are named, found and saved, the salt of their hashes, and who can read them."""
 
 import errno
 import os
@@ -6,11 +6,12 @@ import re
 import stat
 
 import pytest
-from stored_adapter import FakeAdaptation, process, visible
+from stored_adapter import FakeAdaptation, listing, visible
 
-from sebp_edge.errors import AdapterError, StorageError
+from sebp_edge import AdapterStore
+from sebp_edge.errors import AdapterError, OptionError, StorageError
 from sebp_edge.store import salt as salt_module
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.lock import locked
 from sebp_edge.store.names import check_name, folder_of, name_of
 from sebp_edge.store.saved import save_to
 
@@ -114,21 +115,6 @@ def test_the_salt_is_made_once_and_only_its_owner_can_read_it(store):
     assert AdapterStore(store.folder.parent / "other").salt() != salt
 
 
-@pytest.mark.slow
-def test_processes_that_need_the_salt_at_the_same_time_get_the_same(tmp_path):
-    script = """
-    print("ready", flush=True)
-    while not Path(sys.argv[1], "go").exists():
-        pass
-    print(store.salt().decode())
-    """
-    two = [process(script, tmp_path) for _ in range(2)]
-    assert [one.stdout.readline() for one in two] == ["ready\n"] * 2
-    (tmp_path / "go").touch()
-    first, second = (one.communicate(timeout=60)[0].strip() for one in two)
-    assert first == second == AdapterStore(tmp_path).salt().decode()
-
-
 def test_a_salt_of_another_thread_is_not_replaced(store, monkeypatch):
     """Both find no salt; the other one is faster."""
     write = salt_module.write_atomically
@@ -165,3 +151,44 @@ def test_only_the_owner_can_read_it(store, record, tmp_path):
         for path in (folder, *folder.rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert (saved.path / "templates" / "chat.jinja").is_file()
+
+
+def test_another_process_that_never_ends_is_reported(store, record, monkeypatch):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    monkeypatch.setattr("sebp_edge.store.lock._WAIT_SECONDS", 0.05)
+    with locked(store.folder), pytest.raises(StorageError, match="Another process has been changing the adapters in"):
+        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 2
+
+
+class Failing(FakeAdaptation):
+    """Writes some files, then fails as on a full disk."""
+
+    def save(self, folder):
+        super().save(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_existing_path_is_never_overwritten(store, record, tmp_path):
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.write_text("mine")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("mine too")
+    before = listing(tmp_path)
+    for out in (file, folder):
+        with pytest.raises(OptionError, match="already exists"):
+            store.check_writable("mine", out)
+        with pytest.raises(StorageError, match="already exists"):
+            save_to(FakeAdaptation(), record, out)
+    assert listing(tmp_path) == before
+
+
+def test_a_failed_save_changes_nothing(store, record, tmp_path):
+    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+    before = listing(tmp_path)
+    with pytest.raises(StorageError, match=r"Cannot save to '.*': No space left on device; free space"):
+        store.adapter("mine").save(Failing(), record, activate=True)
+    with pytest.raises(StorageError, match="No space left"):
+        save_to(Failing(), record, tmp_path / "out")
+    assert listing(tmp_path) == before
+    assert store.adapter("mine").versions() == [1]

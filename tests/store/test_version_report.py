@@ -1,52 +1,21 @@
-"""The page of a version: what it shows, what it must not contain, and versions that lack data."""
+"""The page of a version: what it shows of an adaptation, and what it must not contain."""
 
 import dataclasses
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from builders import make_sentences
 from command import RECIPE, run
+from pages import Page
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore, Recipe
-from sebp_edge.basics.pages import chart
-from sebp_edge.errors import AdapterError, Interrupted, OptionError
+from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import StepDone
-from sebp_edge.store.training_report import REPORT, SAMPLES, KeptSamples, TrainingReport
-from sebp_edge.store.version_report import VersionReport
-from sebp_edge.values import training_facts
-from sebp_edge.values.training_facts import Curve
-from sebp_edge.values.word_figures import WordFigures
 
 SECRET = "xylophonquark"
-
-
-class Page(HTMLParser):
-    """The words of a page, its tags with their attributes, and what it would load."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.words, self.tags, self.open = [], [], []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self):
-        return re.sub(r"\s+", " ", " ".join(self.words))
 
 
 @pytest.fixture
@@ -102,32 +71,13 @@ def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder, afte
     assert "version 1, active before" in page.text
 
 
-def test_words_that_were_not_counted_are_not_known():
-    record = AdapterRecord(**RECORD)
-    words = WordFigures(123_456, 3_827, 5_679, 0.01, 0.02, 23_456, 6_333, 6_802, None, None)
-    for known, shown in (
-        (None, ["Keystrokes saved – not known"]),
-        (
-            words,
-            [
-                "Keystrokes saved 3.1 % → 4.6 % at least, base model → version 1, if it completes words while you type"
-                "; with 95 % confidence, between 1.0 % and 2.0 % more, of all keystrokes",
-                "Next words guessed, of 100 27 → 29 23,456 words of test documents",
-            ],
-        ),
-    ):
-        report = VersionReport("mine", 1, True, dataclasses.replace(record, words=known), None, None)
-        text = Page(report.to_html()).text
-        assert all(each in text for each in shown), text
-        assert ("Keystrokes saved" in text) and ("Next words" in text) == (known is not None)
-
-
 def test_each_loss_is_within_its_interval(store_of_notes):
     tested = store_of_notes.adapter("default").report(1).training.tested
     for loss in (tested.base, tested.adapted):
         assert loss.lowest < loss.loss < loss.highest
 
 
+@pytest.mark.slow
 def test_the_curves_are_those_of_the_events(make, personalizer, notes_folder):
     events = []
     personalizer.on_event = events.append
@@ -146,10 +96,10 @@ def test_a_page_and_its_data_contain_no_text_and_no_name(personalizer, secret_no
     result = personalizer.adapt(secret_notes, activate_anyway=True)
     assert any(SECRET in item.reason for item in result.left_out)
     report = personalizer.store.adapter("default").report(with_samples=True)
-    for written in (report.to_html(), json.dumps(report.to_dict()), (result.adapter_path / REPORT).read_text()):
+    for written in (report.to_html(), json.dumps(report.to_dict()), (result.adapter_path / "report.json").read_text()):
         assert SECRET not in written
         assert str(tmp_path) not in written
-    assert not (result.adapter_path / SAMPLES).exists()
+    assert not (result.adapter_path / "samples.json").exists()
     assert report.training.texts.left_out == {"the same as another one": 1, "a picture (.png); only texts are read": 1}
     assert "--keep-samples" in report.to_html()
 
@@ -203,6 +153,7 @@ def test_a_page_can_be_read_without_seeing_it(store_of_notes):
     assert len(identifiers) == len(set(identifiers))
 
 
+@pytest.mark.slow
 def test_an_interrupted_version_has_a_page(make, personalizer, notes_folder):
     def stop(event):
         if isinstance(event, StepDone) and event.step == 3:
@@ -236,27 +187,6 @@ def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_f
     assert personalizer.store.adapter("default").report(1).training.learnt_on is None
 
 
-def test_a_page_has_no_row_for_what_was_not_predicted_and_no_boilerplate_below_a_percent(store):
-    gains = training_facts.Gains(0.1, 0.05, None, None, 0.01, 0.02, "")
-    loss = training_facts.TestLoss(3.0, 2.9, 3.1, 5, 90)
-    tested = training_facts.Tested(loss, None, loss, gains, 3.2, 4.0, None, 0.004)
-    text = Page(report_of(store, minimal_report() | {"tested": dataclasses.asdict(tested)}).to_html()).text
-    assert "predicted" not in text and "On lines that stand in many documents" not in text
-    tested = dataclasses.asdict(dataclasses.replace(tested, boilerplate_share=0.02))
-    cost = minimal_report()["cost"] | {"budget": 3 * 10**9, "predicted": 10**9}
-    text = Page(report_of(store, minimal_report() | {"tested": tested, "cost": cost}).to_html()).text
-    assert "predicted peak 1.0 GB" in text and "On lines that stand in many documents, 2.0 % of the tokens" in text
-
-
-def test_a_report_without_what_was_added_later_is_read(store):
-    values = minimal_report()
-    del values["learnt_on"]
-    assert report_of(store, values).training.learnt_on is None
-    del values["rows"]
-    with pytest.raises(AdapterError, match="cannot be read"):
-        report_of(store, values)
-
-
 def test_versions_saved_before_say_what_is_not_known(store):
     store.adapter("old").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
     report = store.adapter("old").report()
@@ -280,75 +210,6 @@ def test_an_imported_version_has_the_same_page(personalizer, notes_folder, store
     assert dataclasses.replace(here, active=there.active) == there
 
 
-def minimal_report() -> dict:
-    report = TrainingReport(
-        tested=None,
-        curves=(Curve("train", 1, (1, 2), (3.0, 2.5), (0, 2), (3.1, 2.6)),),
-        texts=training_facts.Texts(3, 3, 90, {"train": 3}, {"empty": 1}),
-        rows=training_facts.RowCounts(64, 192, 90, 87, 87, False),
-        cost=training_facts.Cost("cpu", None, None, 10**9, None, 3.0, 2.0, 45.0),
-        copies=(training_facts.CopiedRun(40, 3),),
-        expectation="",
-        concerns=(),
-    )
-    return dataclasses.asdict(report)
-
-
-def report_of(store, values) -> VersionReport:
-    saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
-    (saved.path / REPORT).write_text(json.dumps(values))
-    return store.adapter("mine").report()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"curves": [{"phase": "train"}]},
-        {"curves": "no"},
-        {"texts": None},
-        {"cost": {"device": 3}},
-        {"copies": [{"run": -1, "base_run": 0}]},
-        {"expectation": 7},
-        {"tested": 1},
-    ],
-)
-def test_a_damaged_report_is_refused_in_one_sentence(change, store):
-    with pytest.raises(AdapterError, match="cannot be read; restore the file, or delete it"):
-        report_of(store, minimal_report() | change)
-
-
-def test_a_report_of_a_newer_sebp_edge_is_refused(store):
-    with pytest.raises(AdapterError, match=r"newer sebp-edge.*Upgrade"):
-        report_of(store, {"format": 2})
-
-
-def test_whatever_a_report_says_is_escaped(store):
-    values = minimal_report() | {"expectation": "<script>alert(1)</script>", "concerns": ["<img src=x>"]}
-    values["texts"]["left_out"] = {"<b>": 1}
-    values["curves"][0]["phase"] = '"><script>'
-    page = Page(report_of(store, values).to_html())
-    assert {"script", "img", "b"}.isdisjoint(tag for tag, _ in page.tags)
-    assert "<script>alert(1)</script>" in page.text
-
-
-@pytest.mark.parametrize(
-    "curve",
-    [
-        Curve("train", 0, (), (), (), ()),
-        Curve("train", 1, (1,), (2.0,), (), ()),
-        Curve("train", 1, (1, 2), (2.0, 2.0), (0,), (2.0,)),
-        Curve("train", 1, (5,), (1e29,), (0,), (0.0,)),
-        Curve("train", 1, (1, 2), (2.0,), (), ()),
-    ],
-)
-def test_any_curve_can_be_drawn(curve):
-    drawn = chart.curve_figure(curve)
-    if drawn is not None:
-        assert "nan" not in drawn["line"]
-        assert all(0 <= tick.position <= chart.CURVES.height for tick in drawn["losses"])
-        assert len(drawn["losses"]) >= 2
-
-
 def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = AdapterStore()
@@ -365,22 +226,6 @@ def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_pat
     result = run("adapters", "report", "my notes")
     assert result.exit_code == OptionError.exit_code
     assert page.read_text() == "mine"
-
-
-def test_the_page_about_adapters_documents_every_key_of_the_json():
-    page = (Path(__file__).parents[2] / "sebp_edge" / "guide" / "versions.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+)`", page))
-
-    def check(kind):
-        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
-            assert field.name in named, (kind, field.name)
-            check(field.type)
-        for part in get_args(kind):
-            check(part)
-
-    check(TrainingReport)
-    check(KeptSamples)
-    assert {field.name for field in dataclasses.fields(VersionReport)} <= named | {"with_samples"}
 
 
 def test_recipes_of_any_values_are_shown(store):

@@ -7,8 +7,7 @@ import stat
 import pytest
 from stored_adapter import FakeAdaptation, visible
 
-from sebp_edge import Folder
-from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge import AdapterStore, Folder
 from sebp_edge.store.where import Where
 
 HERE = Where(

@@ -84,12 +84,14 @@ def test_a_run_is_what_greedy_decoding_brings_back(memorised, all_runs):
         assert copies[0].base_run == longest_by_decoding(base.model, examples[copies[0].document])
 
 
+@pytest.mark.slow
 def test_what_was_learnt_is_copied_and_the_rest_is_not(memorised, all_runs):
     copies = {copy.document: copy for copy in copies_of(*memorised)}
     assert min(copies[0].run, copies[1].run) > 2 * max(copies[2].run, copies[3].run)
     assert max(copy.base_run for copy in copies.values()) < 4
 
 
+@pytest.mark.slow
 def test_boilerplate_neither_counts_nor_ends_a_run(memorised, all_runs):
     base, adaptation, examples = memorised
     (whole,) = copies_of(base, adaptation, examples[:1])
@@ -127,6 +129,7 @@ def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_le
     assert Copied("", run, base_run).is_learnt == is_learnt
 
 
+@pytest.mark.slow
 def test_the_base_model_computes_only_documents_with_a_long_run(memorised, warn_from):
     base, adaptation, examples = memorised
     limit = MemoryOptions(max_rows=1)
@@ -150,6 +153,7 @@ def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, all_runs)
     assert len(documents(0, make_examples([220, 220]))) == 1
 
 
+@pytest.mark.slow
 def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised, all_runs):
     base, adaptation, examples = memorised
     parts = [replace(example, document=7) for example in examples]
@@ -171,6 +175,7 @@ def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
     assert "forward" not in vars(model.get_output_embeddings())
 
 
+@pytest.mark.slow
 def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was(memorised, all_runs):
     base, adaptation, examples = memorised
     weights = {name: weight.clone() for name, weight in base.model.named_parameters()}
