@@ -55,30 +55,30 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_702
+MAX_LINES = 50_424
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_545,
-    "ask": 1_054,
+    "files at the root": 1_562,
+    "ask": 1_059,
     "basics": 945,
-    "basics.pages": 304,
-    "cli": 2_948,
+    "basics.pages": 257,
+    "cli": 2_910,
     "engine": 9,
     "engine.memory": 1_647,
     "engine.models": 4_670,
     "engine.models.gguf": 1_168,
-    "engine.sparse": 1_681,
-    "engine.sparse.patches": 2_552,
-    "engine.sparse.rows": 1_218,
-    "engine.training": 3_712,
-    "export": 1_977,
-    "lessons": 2_257,
-    "machine": 1_007,
-    "reading": 6_798,
-    "research": 1_764,
-    "run": 6_030,
-    "serve": 2_967,
-    "store": 3_030,
-    "values": 1_419,
+    "engine.sparse": 1_702,
+    "engine.sparse.patches": 2_505,
+    "engine.sparse.rows": 1_211,
+    "engine.training": 4_071,
+    "export": 1_969,
+    "lessons": 2_243,
+    "machine": 1_013,
+    "reading": 6_749,
+    "research": 1_778,
+    "run": 5_390,
+    "serve": 2_960,
+    "store": 2_776,
+    "values": 1_830,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
