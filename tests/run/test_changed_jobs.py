@@ -167,6 +167,15 @@ def test_what_goes_on_without_documents_can_be_paused_again(pause):
     assert result.heldout_loss_before is not None
 
 
+def test_an_epoch_without_most_of_its_documents_may_have_fewer_steps_than_are_done(pause, whole):
+    store, _, folder = pause()
+    trained = [one.name for one in AdapterStore(whole[30][4]).adapter("default").documents(1) if one.split == "train"]
+    for name in trained[4:]:
+        (folder / name).unlink()
+    _, result = resume(store, changed="without")
+    assert result.documents == 30 - len(trained[4:])
+
+
 def test_a_split_without_documents_starts_over_or_is_refused(pause, whole):
     store, _, folder = pause()
     of_whole = AdapterStore(whole[30][4]).adapter("default").documents(1)

@@ -109,7 +109,7 @@ def test_losses_and_words_are_the_same_on_every_path(sure, path, max_rows):
     examples = uneven_examples()
     with recovering_learner(sure, examples, max_rows=max_rows, padded=path == "padded", words=reader_of(sure)) as own:
         if path == "graphs":
-            own.begin_graphs()
+            own.plain.begin_graphs()
         alone = evaluate(own, evaluated(own, examples))
         found = evaluate(own, evaluated(own, examples), reads_words=True)
     assert alone.words == {} and alone.tokens == found.tokens
@@ -124,12 +124,12 @@ def test_losses_and_words_are_the_same_on_every_path(sure, path, max_rows):
 def test_a_test_is_captured_apart_from_evaluations_without_words(sure):
     examples = uneven_examples()
     with recovering_learner(sure, examples, words=reader_of(sure)) as own:
-        own.begin_graphs()
+        own.plain.begin_graphs()
         group = evaluated(own, examples)
-        own.plan_graphs([], [], group.micro_batches)
+        own.plain.plan_graphs([], [], group.micro_batches)
         for reads_words in (True, False, True):
             evaluate(own, group, reads_words=reads_words)
-        order = own.graphs._graphs.order
+        order = own.plain.graphs._graphs.order
     assert [part for part in order if part != "warm_up"] == ["words", "losses"]
 
 

@@ -121,6 +121,8 @@ class Trainer:
         """
         progress = self.progress
         epochs = schedule.epochs[: schedule.last_epoch]
+        # Without documents that are gone, an epoch may have fewer steps than are done of it.
+        progress.epoch_steps = min(progress.epoch_steps, sum(map(len, epochs[progress.epoch : progress.epoch + 1])))
         done = sum(map(len, epochs[: progress.epoch])) + progress.epoch_steps
         progress.total_steps = progress.steps + sum(map(len, epochs)) - done
         rates = islice(learning_rates(self.recipe, schedule.num_steps), done, None)
