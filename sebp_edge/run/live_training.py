@@ -35,9 +35,7 @@ class LiveTraining:
     def begin(self, base: BaseModel, task: Task, guard: MemoryGuard, state: RunState | None) -> None:
         """Begins the trainings, or goes on from a state of them."""
         call, giving_way = self._call, self._call.giving_way
-        self._checkpoints = Checkpoints(
-            self._files, call.signal, call.job, self._state, self._is_between_steps, giving_way.is_due
-        )
+        self._checkpoints = Checkpoints(self._files, call.signal, call.job, self)
         breaks = Breaks(self.check, giving_way.rest, self._checkpoints.due)
         self.run = TrainingRun(base, task, guard, self.notify, call.job.clock, state, breaks)
         # The weights, two moments, and the best state.
@@ -52,7 +50,7 @@ class LiveTraining:
         """Writes a checkpoint if that is due; ends the call if it was stopped or paused; gives way to others."""
         giving_way = self._call.giving_way
         self._checkpoints.check()
-        if self._is_between_steps():
+        if self.is_between_steps:
             giving_way.wait(may_free=not self._checkpoints.has_failed)
         giving_way.rest()
         self._call.job.tick()
@@ -61,10 +59,18 @@ class LiveTraining:
         """Frees what the run holds; it refers to this object, so that its memory would stay otherwise."""
         self.run = self.assessor = self._checkpoints = None
 
-    def _is_between_steps(self) -> bool:
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether the run has a state to write."""
         return self.run.is_between_steps
 
-    def _state(self) -> RunState | None:
-        """Returns how far the training is, with how much of the whole call is done."""
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether other programs are to go first."""
+        return self._call.giving_way.is_due()
+
+    @property
+    def state(self) -> RunState | None:
+        """How far the run is, with how much of the whole call is done; None if its checkpoint is to stay."""
         state = self.run.state
         return state and replace(state, share=self._call.job.fraction)

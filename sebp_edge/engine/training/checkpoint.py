@@ -12,10 +12,10 @@ import dataclasses
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from safetensors import safe_open
 from torch import Tensor
@@ -179,6 +179,20 @@ class CheckpointFiles:
 _OWN = {"format", "share", "seconds", "progress", "learners", "files"}
 
 
+class Checkpointed(Protocol):
+    """A run that checkpoints are of.
+
+    Attributes:
+        state: how far it is; None if its checkpoint is to stay as it was read.
+        is_between_steps: whether it has a state to write.
+        is_waited_for: whether it is to wait between two steps, with a checkpoint.
+    """
+
+    state: RunState | None
+    is_between_steps: bool
+    is_waited_for: bool
+
+
 class Checkpoints:
     """Writes the checkpoints of a run while it runs, and one when it is paused.
 
@@ -188,9 +202,7 @@ class Checkpoints:
         files: where they are written; None to write none.
         signal: requests stops and pauses.
         sink: receives notices.
-        state: returns the run's state; None if it is to stay as it was read.
-        is_between_steps: tells whether the run has a state to write.
-        is_waited_for: tells whether the run is to wait between two steps, with a checkpoint.
+        run: what they are of.
 
     Attributes:
         has_failed: whether the last one could not be written.
@@ -201,19 +213,16 @@ class Checkpoints:
         files: CheckpointFiles | None,
         signal: StopSignal,
         sink: Sink,
-        state: Callable[[], RunState | None],
-        is_between_steps: Callable[[], bool],
-        is_waited_for: Callable[[], bool] = lambda: False,
+        run: Checkpointed,
     ):
-        self._files, self._signal, self._sink = files, signal, sink
-        self._state, self._is_between_steps, self._is_waited_for = state, is_between_steps, is_waited_for
+        self._files, self._signal, self._sink, self._run = files, signal, sink, run
         self._due: float | None = None
         self.has_failed = False
 
     def due(self) -> bool:
         """Whether the next occasion between two steps is to be used, to write one or to wait."""
         is_time = self._files is not None and self._due is not None and time.perf_counter() >= self._due
-        return is_time or self._signal.is_pausing or self._is_waited_for()
+        return is_time or self._signal.is_pausing or self._run.is_waited_for
 
     def begin(self, num_bytes: int) -> None:
         """Begins to write checkpoints of about this size."""
@@ -225,13 +234,13 @@ class Checkpoints:
         Raises:
             StopRequested, PauseRequested: see `StopSignal.check`; a pause is raised only after it was written.
         """
-        can_write = self._is_between_steps()
+        can_write = self._run.is_between_steps
         if can_write and self._files is not None and self.due():
             self._write()
         self._signal.check(may_pause=can_write)
 
     def _write(self) -> None:
-        begin, state = time.perf_counter(), self._state()
+        begin, state = time.perf_counter(), self._run.state
         if state is None:
             return
         try:
