@@ -63,6 +63,8 @@ class Recorder:
         """Records each line by its number and event, and all losses in it; those about progress are left out."""
         lines = [self._stable(line) for line in lines if line["event"] not in ("preparing", "progress")]
         for number, line in enumerate(lines):
+            if line["event"] == "error":
+                print(f"{self.folder.name}, {label}: {line['message']}", flush=True)
             self._note("json lines", f"{label}, line {number}: {line['event']}", line)
         self._note("losses", label, losses_in(lines))
 
