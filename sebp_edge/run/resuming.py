@@ -1,7 +1,7 @@
 """Begins adaptations and forgetting as jobs, and goes on with them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -54,7 +54,8 @@ def run_adapt(
     place.store.check_writable(place.name, place.out)
     work = work or AdaptationJob.begin(call, place, "adapt", options, texts)
     with work.running(call):
-        return adapt(call, place, texts, Options(**options), work)
+        known = {field.name: options[field.name] for field in fields(Options)}  # a stored job may have others
+        return adapt(call, place, texts, Options(**known), work)
 
 
 def run_forget(
