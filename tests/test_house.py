@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_426
+MAX_LINES = 50_442
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
     "ask": 1_059,
@@ -69,13 +69,13 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_211,
-    "engine.training": 4_073,
+    "engine.training": 4_082,
     "export": 1_969,
     "lessons": 2_243,
     "machine": 1_013,
     "reading": 6_749,
     "research": 1_778,
-    "run": 5_390,
+    "run": 5_397,
     "serve": 2_960,
     "store": 2_776,
     "values": 1_830,
