@@ -7,7 +7,8 @@ import pytest
 from builders import make_llama
 
 from sebp_edge import Personalizer
-from sebp_edge.errors import ClosedError
+from sebp_edge.errors import ClosedError, Interrupted
+from sebp_edge.events import StepDone
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -32,6 +33,18 @@ def test_the_model_and_its_adapter_are_freed_at_once(make, notes_folder):
         freed.append(weakref.ref(personalizer._searched))
         del model
     assert [each() for each in freed] == [None] * len(freed)
+
+
+def test_the_error_of_a_stopped_training_keeps_no_model(make, notes_folder):
+    def stop(event):
+        if isinstance(event, StepDone):
+            raise KeyboardInterrupt
+
+    with make(on_event=stop) as personalizer:
+        with pytest.raises(Interrupted) as caught:
+            personalizer.adapt(notes_folder)
+        model = weakref.ref(personalizer.in_use.base.model)
+    assert caught.value is not None and model() is None
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_442
+MAX_LINES = 50_454
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_562,
     "ask": 1_059,
@@ -75,7 +75,7 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_013,
     "reading": 6_749,
     "research": 1_778,
-    "run": 5_397,
+    "run": 5_409,
     "serve": 2_960,
     "store": 2_776,
     "values": 1_830,

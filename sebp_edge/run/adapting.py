@@ -7,6 +7,7 @@ from statistics import median
 
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import duration
+from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import saved_bytes
 from sebp_edge.engine.models.loading import BaseModel, decoder_config
@@ -139,23 +140,13 @@ class Adapting:
         Raises:
             TrainingStopped: it was stopped, or ended by the budget or by a loss that is not finite.
         """
-        call, resumed = self._call, self._job.resumed
-        planned = self._plan()
+        call, resumed, planned = self._call, self._job.resumed, self._plan()
         peak = resumed.fixed.peak if resumed else planned and planned.plan.chosen.peak
         training = LiveTraining(call, self._job.files)
         try:
             with call.make_guard(planned and planned.plan, peak) as guard:
-                recipe, options = (resumed.recipe, resumed.options) if resumed else self._preparation.chosen(planned)
-                base, prepared = self._load(recipe, planned)
-                if prepared.starting_point.has_nothing_new:
-                    return UnchangedResult.of(prepared.starting_point.active)
-                prepared, schedules = self._schedule(base, recipe, options, prepared, planned)
-                training.texts = self._fix(base, recipe, options, prepared, peak)
-                if peak is None:
-                    options = self._preparation.fill_free_memory(recipe, options, prepared, schedules)
-                folders = prepared.starting_point.folders
-                task = Task(prepared.dataset, schedules, recipe, call.seed, options, folders)
-                training.begin(base, task, guard, resumed and resumed.state)
+                if (unchanged := self._begin(training, guard, planned, peak)) is not None:
+                    return unchanged
                 handled, was_active = sys.exception(), self._place.active_version
                 call.in_use.detach_adapter()
                 try:
@@ -181,6 +172,27 @@ class Adapting:
             self._lay_out(planned.prepared, planned.schedules, planned.token, loading(planned.plan.chosen))
         self._call.job.enter(LOAD)
         return planned
+
+    def _begin(
+        self, training: LiveTraining, guard: MemoryGuard, planned: PlannedTraining | None, peak: int | None
+    ) -> UnchangedResult | None:
+        """Loads the model, prepares the texts for it, and begins the trainings; returns a result if nothing is new.
+
+        The model is no variable of `run`, whose frame an error keeps.
+        """
+        resumed, preparation = self._job.resumed, self._preparation
+        recipe, options = (resumed.recipe, resumed.options) if resumed else preparation.chosen(planned)
+        base, prepared = self._load(recipe, planned)
+        if prepared.starting_point.has_nothing_new:
+            return UnchangedResult.of(prepared.starting_point.active)
+        prepared, schedules = self._schedule(base, recipe, options, prepared, planned)
+        training.texts = self._fix(base, recipe, options, prepared, peak)
+        if peak is None:
+            options = preparation.fill_free_memory(recipe, options, prepared, schedules)
+        folders = prepared.starting_point.folders
+        task = Task(prepared.dataset, schedules, recipe, self._call.seed, options, folders)
+        training.begin(base, task, guard, resumed and resumed.state)
+        return None
 
     def _load(self, recipe: Recipe, planned: PlannedTraining | None) -> tuple[BaseModel, Prepared]:
         """Loads the model and encodes the texts; on a GPU, kernels are compiled meanwhile."""
