@@ -35,7 +35,7 @@ def start_job(server, params: StartJobParams) -> dict:
     as_sent = asdict(params)
     if (job := server.jobs.started(params.id, as_sent)) is None:
         try:
-            job = server.jobs.start(params, as_sent, *server.keep(params, inner))
+            job = server.jobs.start(params, as_sent, *server.store.keep_job(params.id, inner))
         except StorageError:
             server.jobs.forget_kept(params.id)
             raise
@@ -53,7 +53,7 @@ def pause_job(server, params: RunningJobParams) -> dict:
     if job.state not in ("running", "pausing") or job.kind == "export":
         raise _wrong_state(job)
     if job.state == "running":
-        server.pause(job.id)
+        server.executor.pause_job()
     return get_job(server, JobParams(id=job.id))
 
 
@@ -73,8 +73,19 @@ def cancel_job(server, params: RunningJobParams) -> dict:
     job = server.jobs.get(params.expected_job_id)
     if job.state in ENDED and not job.resumable:
         raise _wrong_state(job)
-    server.cancel(job)
+    if job.state in ACTIVE:
+        server.executor.cancel_job()
+    else:
+        server.jobs.cancel(job)
     return get_job(server, JobParams(id=job.id))
+
+
+def unload(server, params: messages.NoParams) -> dict:
+    """Ends the worker, unless it runs a job."""
+    if server.executor.running is not None:
+        raise Refusal("busy", "A job is running.", "Pause or cancel it first.", retry=True)
+    server.executor.end_worker("unloaded", "The worker was ended by unload.")
+    return {}
 
 
 def subscribe(server, params: SubscribeParams) -> dict:
@@ -133,8 +144,8 @@ HERE = {
     "status": (messages.NoParams, lambda server, params: server.status()),
     "initialize": (messages.InitializeParams, lambda server, params: server.initialize(params)),
     "shutdown": (messages.NoParams, lambda server, params: server.end()),
-    "unload": (messages.NoParams, lambda server, params: server.unload()),
-    "cancel": (CancelParams, lambda server, params: server.cancel_request(params.request)),
+    "unload": (messages.NoParams, unload),
+    "cancel": (CancelParams, lambda server, params: server.cancel(params.request)),
     "jobs.start": (StartJobParams, start_job),
     "jobs.get": (JobParams, get_job),
     "jobs.list": (messages.NoParams, lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),

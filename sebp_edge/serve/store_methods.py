@@ -3,6 +3,8 @@
 They run in a thread of their own, since another process may hold the store's lock for a while.
 """
 
+import queue
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import SebpEdgeError
+from sebp_edge.events import finite
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
@@ -24,61 +27,81 @@ from sebp_edge.serve.messages import (
     ResumeJobParams,
     TextsParams,
     VersionParams,
+    error_of,
 )
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.stored_jobs import JobRecord, settings_of
 
 
-def open_store(settings: InitializeParams) -> AdapterStore:
-    """Returns the store of an app; refuses a memory budget that is none."""
-    if settings.memory_budget is not None:
-        MemoryBudget.parse(settings.memory_budget)
-    return AdapterStore(settings.store and Path(settings.store).absolute())
+class ServedStore:
+    """The store of an app, and its jobs.
 
-
-def keep_job(
-    store: AdapterStore, budget: str | int | None, id: str, params: TextsParams
-) -> tuple[str | None, ResumeJobParams | ExportParams]:
-    """Keeps what a job is asked to do in the store, unless it is an export; returns the adapter's name.
-
-    Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
-
-    Raises:
-        Refusal: the store has a job of this id.
-        SebpEdgeError: there is no such model, recipe or name; or it could not be written.
+    Args:
+        settings: a memory budget that is none is refused.
     """
-    if isinstance(params, ExportParams):
-        return params.name, params
-    if (store.jobs.folder / id).exists():
-        raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
-    recipe = Recipe.load(params.recipe)
-    if isinstance(params, ForgetParams):
-        kind, options = "forget", {"documents": params.documents, "near_duplicates": params.near_duplicates}
-        name = params.name or "default"
-    else:
-        kind, options = "adapt", {key: getattr(params, key) for key in ("fresh", "sync", "keep_samples")}
-        name = params.name or recipe.default_name
-    adapter, texts = store.adapter(name), [{"path": path, "include": (), "exclude": ()} for path in params.paths]
-    size = None if budget is None else MemoryBudget.parse(budget).size
-    record = JobRecord(
-        kind=kind,
-        adapter=adapter.name,
-        settings=settings_of(
-            resolve(params.model),
-            recipe,
-            params.device,
-            size,
-            check_seed(params.seed),
-            params.me,
-            Politeness.of(params.polite, params.threads, params.gpu_share),
-        ),
-        options=options | {"activate_anyway": params.activate_anyway},
-        texts=None if params.texts or not texts else tuple(texts),
-        state="queued",
-        newest=max(adapter.versions()) if adapter.exists() else 0,
-    )
-    store.jobs.begin(record, id)
-    return adapter.name, ResumeJobParams(id=id, paths=params.paths, texts=params.texts)
+
+    def __init__(self, settings: InitializeParams):
+        budget = settings.memory_budget
+        self._memory = None if budget is None else MemoryBudget.parse(budget).size
+        self.adapters = AdapterStore(settings.store and Path(settings.store).absolute())
+        self._waiting: queue.SimpleQueue[tuple] = queue.SimpleQueue()
+
+    def ask(self, id: str | int, method: str, params: object) -> None:
+        """Puts a request behind those that wait."""
+        self._waiting.put((id, method, params))
+
+    def answers(self) -> Iterator[tuple]:
+        """Yields the `id` of each request, its answer, its method and parameters, without an end."""
+        while True:
+            id, method, params = self._waiting.get()
+            try:
+                answer = {"result": finite(_CALLS[method](self.adapters, params))}
+            except Exception as error:
+                answer = {"error": error_of(error)}
+            yield id, answer, method, params
+
+    def keep_job(self, id: str, params: TextsParams) -> tuple[str | None, dict]:
+        """Keeps what a job is asked to do, unless it is an export; returns the adapter's name and the worker's task.
+
+        Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
+
+        Raises:
+            Refusal: the store has a job of this id.
+            SebpEdgeError: there is no such model, recipe or name; or it could not be written.
+        """
+        if isinstance(params, ExportParams):
+            return params.name, asdict(params)
+        jobs = self.adapters.jobs
+        if (jobs.folder / id).exists():
+            raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
+        recipe = Recipe.load(params.recipe)
+        if isinstance(params, ForgetParams):
+            kind, options = "forget", {"documents": params.documents, "near_duplicates": params.near_duplicates}
+            name = params.name or "default"
+        else:
+            kind, options = "adapt", {key: getattr(params, key) for key in ("fresh", "sync", "keep_samples")}
+            name = params.name or recipe.default_name
+        adapter = self.adapters.adapter(name)
+        texts = [{"path": path, "include": (), "exclude": ()} for path in params.paths]
+        record = JobRecord(
+            kind=kind,
+            adapter=adapter.name,
+            settings=settings_of(
+                resolve(params.model),
+                recipe,
+                params.device,
+                self._memory,
+                check_seed(params.seed),
+                params.me,
+                Politeness.of(params.polite, params.threads, params.gpu_share),
+            ),
+            options=options | {"activate_anyway": params.activate_anyway},
+            texts=None if params.texts or not texts else tuple(texts),
+            state="queued",
+            newest=max(adapter.versions()) if adapter.exists() else 0,
+        )
+        jobs.begin(record, id)
+        return adapter.name, asdict(ResumeJobParams(id=id, paths=params.paths, texts=params.texts))
 
 
 def list_adapters(store: AdapterStore, params: NoParams) -> dict:
@@ -141,7 +164,7 @@ def models(store: AdapterStore, params: FoldersParams) -> dict:
     return {"known": known, "local": find_local_models(params.folders)}
 
 
-CALLS = {
+_CALLS = {
     "adapters.list": list_adapters,
     "adapters.history": history,
     "adapters.activate": activate,
