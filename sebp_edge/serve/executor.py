@@ -4,13 +4,10 @@ import json
 import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from queue import SimpleQueue
-
-import psutil
 
 from sebp_edge.basics.children import Children
 from sebp_edge.serve.connection import Connection
@@ -31,6 +28,7 @@ class Executor:
         app: gets what the worker answers.
 
     Attributes:
+        worker: None if there is none.
         running: the id of the job that the worker has; None if it has none.
     """
 
@@ -43,27 +41,9 @@ class Executor:
         settings: InitializeParams,
     ):
         self._inbox, self._app, self._jobs, self._children, self._settings = inbox, app, jobs, children, settings
-        self._worker: WorkerProcess | None = None
+        self.worker: WorkerProcess | None = None
         self.running: str | None = None
         self._kill_at: float | None = None  # if the worker has not ended the job by then
-
-    # ---------------------------------------------------------------------------------------------------- requests
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether there is a worker."""
-        return self._worker is not None
-
-    def status(self) -> dict | None:
-        """Returns what the worker uses, and how many requests it has; None if there is no worker."""
-        worker = self._worker
-        return worker and {"pid": worker.pid, "memory": self.memory, "requests": len(worker.requests)}
-
-    @property
-    def memory(self) -> int | None:
-        """The bytes of host memory that the worker uses; None if there is none."""
-        with suppress(psutil.Error):
-            return None if self._worker is None else psutil.Process(self._worker.pid).memory_info().rss
 
     def ask(self, id: str | int, method: str, params: dict) -> None:
         """Asks the worker, which answers the app."""
@@ -74,8 +54,8 @@ class Executor:
 
     def cancel(self, id: str | int) -> None:
         """Cancels a request, if the worker has it."""
-        if self._worker is not None and id in self._worker.requests:
-            self._worker.send({"do": "stop", "id": id})
+        if self.worker is not None and id in self.worker.requests:
+            self.worker.send({"do": "stop", "id": id})
 
     # -------------------------------------------------------------------------------------------------------- jobs
 
@@ -93,21 +73,20 @@ class Executor:
     def pause_job(self) -> None:
         """Pauses the job that runs."""
         self._jobs.change(self.running, "pausing")
-        self._worker.send({"do": "pause job"})
+        self.worker.send({"do": "pause job"})
         self._kill_at = time.monotonic() + PAUSE_SECONDS
 
     def cancel_job(self) -> None:
         """Cancels the job that runs, once."""
         if self._jobs.get(self.running).state != "cancelling":
             self._jobs.change(self.running, "cancelling")
-            self._worker.send({"do": "stop job"})
+            self.worker.send({"do": "stop job"})
             self._kill_at = time.monotonic() + CANCEL_SECONDS
 
     def save_job(self) -> None:
-        """Makes the job that runs save its state, if there is one, and end; an export has none to save."""
-        if self.running is not None:
-            export = self._jobs.get(self.running).kind == "export"
-            self._worker.send({"do": "stop job" if export else "pause job"})
+        """Makes the job that runs save its state and end; an export has none to save."""
+        export = self._jobs.get(self.running).kind == "export"
+        self.worker.send({"do": "stop job" if export else "pause job"})
 
     def _end_job(self, state: str, facts: dict) -> None:
         id, self.running, self._kill_at = self.running, None, None
@@ -131,7 +110,7 @@ class Executor:
 
     def look(self) -> None:
         """Ends a worker that does not end its job in time, or that is idle."""
-        now, worker = time.monotonic(), self._worker
+        now, worker = time.monotonic(), self.worker
         if self._kill_at is not None and now >= self._kill_at:
             self.end_worker("worker_ended", "The worker did not end the job in time, and was killed.")
         elif worker and not worker.requests and not self.running and now - worker.used > self._settings.warm_seconds:
@@ -139,7 +118,7 @@ class Executor:
 
     def end_worker(self, code: str, message: str, *, retry: bool = True) -> None:
         """Ends the worker. What it had not answered is refused, its job is interrupted."""
-        worker, self._worker = self._worker, None
+        worker, self.worker = self.worker, None
         if worker is None:
             return
         how = worker.kill()
@@ -150,15 +129,15 @@ class Executor:
             self._interrupt_job(why)
 
     def _need_worker(self) -> WorkerProcess:
-        if self._worker is None:
+        if self.worker is None:
             offline = {"HF_HUB_OFFLINE": "1"} if self._settings.offline else {}
             try:
-                self._worker = WorkerProcess(self._children, os.environ | offline)
+                self.worker = WorkerProcess(self._children, os.environ | offline)
             except OSError as error:
                 raise cannot_start("worker", error) from error
-            threading.Thread(target=self._read, args=(self._worker,), daemon=True).start()
-            self._worker.send({"do": "settings", **asdict(self._settings)})
-        return self._worker
+            threading.Thread(target=self._read, args=(self.worker,), daemon=True).start()
+            self.worker.send({"do": "settings", **asdict(self._settings)})
+        return self.worker
 
     def _read(self, worker: WorkerProcess) -> None:
         for line in chain(worker.lines, [None]):
@@ -168,7 +147,7 @@ class Executor:
         """Handles what a worker tells; None is its end."""
         if line is not None:
             worker.handled()
-        if worker is not self._worker:  # what one that was killed had still told
+        if worker is not self.worker:  # what one that was killed had still told
             return
         if line is None or line is LongLine:
             self.end_worker("worker_ended", "The worker ended unexpectedly")
@@ -185,14 +164,12 @@ class Executor:
             case "dropped" if message["do"] == "job":
                 self._end_job("interrupted", {"error": CANCELLED})
             case "dropped":
-                self._answer(message["id"], {"error": cancelled().to_dict()})
+                worker.requests.discard(message["id"])
+                self._app.answer(message["id"], {"error": cancelled().to_dict()})
             case "broken":
                 self.end_worker("worker_broken", f"The worker cannot start: {message['why']}.", retry=False)
             case "answer":
-                self._answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})
+                worker.requests.discard(message["id"])
+                self._app.answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})
             case "ended":
                 self._end_job(message["state"], message["facts"])
-
-    def _answer(self, id: str | int, answer: dict) -> None:
-        self._worker.requests.discard(id)
-        self._app.answer(id, answer)

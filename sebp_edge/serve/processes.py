@@ -7,7 +7,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sized
+from contextlib import suppress
 from dataclasses import asdict
+
+import psutil
 
 from sebp_edge.basics.children import PIPES, Children
 from sebp_edge.serve.messages import InitializeParams, Refusal, cancelled, cannot_start
@@ -105,6 +108,12 @@ class WorkerProcess:
         self._process.stdout.close()
         self.requests: set[str | int] = set()
         self.used = time.monotonic()
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of host memory that it uses; None if it has ended."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.pid).memory_info().rss
 
     def send(self, message: dict) -> None:
         """Sends it a message; never blocks, even if it is stopped."""

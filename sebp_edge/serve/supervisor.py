@@ -33,7 +33,7 @@ from sebp_edge.serve.methods import FIRST, HERE, METHODS, PLANNER, WORKER, check
 from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.served_jobs import ServedJobs
-from sebp_edge.serve.streams import LongLine, Outbox
+from sebp_edge.serve.streams import LongLine
 
 if TYPE_CHECKING:
     from sebp_edge.serve.store_methods import ServedStore
@@ -58,7 +58,7 @@ class Supervisor:
     def __init__(self, descriptors: tuple[int, int], starter: int | None):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parent = Parent(starter)
-        self._app = Connection(descriptors[0], Outbox(descriptors[1], lambda: self._inbox.put(self.end)))
+        self._app = Connection(descriptors, lambda: self._inbox.put(self.end))
         self._children = children()
         self.folders: list[Path] = []
         self.store: ServedStore | None = None
@@ -88,7 +88,7 @@ class Supervisor:
             wake_when_parent_ends(signal.SIGUSR1)
         self._app.notify("ready", {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()})
         look_at = 0.0
-        while self._end_at is None or (self._has_job and time.monotonic() < self._end_at):
+        while self._end_at is None or (self._job is not None and time.monotonic() < self._end_at):
             with suppress(queue.Empty):
                 self._inbox.get(timeout=_SECONDS_BETWEEN_LOOKS)()
             if time.monotonic() >= look_at:
@@ -101,8 +101,9 @@ class Supervisor:
         self._finish()
 
     @property
-    def _has_job(self) -> bool:
-        return self.executor is not None and self.executor.running is not None
+    def _job(self) -> str | None:
+        """The id of the job that runs."""
+        return self.executor and self.executor.running
 
     # ------------------------------------------------------------------------------------------------ what methods do
 
@@ -137,12 +138,13 @@ class Supervisor:
 
     def status(self) -> dict:
         """Returns what runs, without waking a worker."""
+        worker = self.executor and self.executor.worker
         problem = self.jobs and (self.jobs.journal.problem or self.jobs.damage)
         return {
             "pid": os.getpid(),
             "memory": psutil.Process().memory_info().rss,
-            "worker": self.executor and self.executor.status(),
-            "job": self.executor and self.executor.running,
+            "worker": worker and {"pid": worker.pid, "memory": worker.memory, "requests": len(worker.requests)},
+            "job": self._job,
             "queued": len(self.jobs.waiting) if self.jobs else 0,
             "problem": error_of(problem)["data"] if problem else None,
         }
@@ -159,7 +161,7 @@ class Supervisor:
         """Ends this process within `END_SECONDS`."""
         if self._end_at is None:
             self._end_at = time.monotonic() + END_SECONDS
-            if self._has_job:
+            if self._job is not None:
                 self.executor.save_job()
         return {}
 
@@ -201,7 +203,8 @@ class Supervisor:
         if name in WORKER:
             self.executor.ask(id, name, params)
         elif name in PLANNER:
-            self.planning.ask(id, name, params, self.executor.memory or 0)
+            worker = self.executor.worker
+            self.planning.ask(id, name, params, (worker and worker.memory) or 0)
         else:
             self.store.ask(id, name, values)
         self._app.unanswered.add(id)
@@ -224,7 +227,7 @@ class Supervisor:
             try:
                 if request is None:
                     raise cancelled()
-                if request["method"] == "plan" and not self.executor.is_awake:
+                if request["method"] == "plan" and self.executor.worker is None:
                     message = "This model, or this machine's GPU, is not known here yet, and a plan wakes no worker."
                     raise Refusal("not_known", message, "Call inspect once, which has a plan, too.")
                 self.executor.ask(id, request["method"], request["params"])
