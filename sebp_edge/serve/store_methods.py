@@ -23,10 +23,8 @@ from sebp_edge.serve.messages import (
     InitializeParams,
     NoParams,
     Refusal,
-    RenameParams,
     ResumeJobParams,
     TextsParams,
-    VersionParams,
     error_of,
 )
 from sebp_edge.store.adapter_store import AdapterStore
@@ -124,26 +122,6 @@ def history(store: AdapterStore, params: AdapterParams) -> dict:
     return {"name": adapter.name, "versions": versions}
 
 
-def activate(store: AdapterStore, params: VersionParams) -> dict:
-    """Makes a version the active one."""
-    return {"name": params.name, "active": store.adapter(params.name).activate(params.version).version}
-
-
-def rollback(store: AdapterStore, params: AdapterParams) -> dict:
-    """Makes the version active that was active before."""
-    return {"name": params.name, "active": store.adapter(params.name).rollback().version}
-
-
-def rename(store: AdapterStore, params: RenameParams) -> dict:
-    """Gives an adapter another name."""
-    return {"name": store.adapter(params.name).rename(params.new_name).name}
-
-
-def remove(store: AdapterStore, params: AdapterParams) -> dict:
-    """Deletes an adapter, or a version of it."""
-    return {"name": params.name, "active": store.adapter(params.name).remove(params.version)}
-
-
 def documents(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
     adapter, shown = store.adapter(params.name), ("hash", "name", "number", "tokens", "split", "absent")
@@ -167,10 +145,19 @@ def models(store: AdapterStore, params: FoldersParams) -> dict:
 _CALLS = {
     "adapters.list": list_adapters,
     "adapters.history": history,
-    "adapters.activate": activate,
-    "adapters.rollback": rollback,
-    "adapters.rename": rename,
-    "adapters.remove": remove,
+    "adapters.activate": lambda store, params: {
+        "name": params.name,
+        "active": store.adapter(params.name).activate(params.version).version,
+    },
+    "adapters.rollback": lambda store, params: {
+        "name": params.name,
+        "active": store.adapter(params.name).rollback().version,
+    },
+    "adapters.rename": lambda store, params: {"name": store.adapter(params.name).rename(params.new_name).name},
+    "adapters.remove": lambda store, params: {
+        "name": params.name,
+        "active": store.adapter(params.name).remove(params.version),
+    },
     "adapters.documents": documents,
     "report": report,
     "models": models,
