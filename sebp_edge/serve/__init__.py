@@ -16,7 +16,6 @@ store_methods    methods about saved adapters, models and reports; what the stor
 processes        the processes of the supervisor
 planner          the short process without torch that plans or inspects
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
-served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
 parent_process   no process outlives the one that started it
 client           a client in Python; client.ts is one in TypeScript
