@@ -6,7 +6,6 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 __main__         moves the protocol's streams away, then starts the supervisor
 supervisor       one loop: requests, what the others tell, the clock; has no torch
-connection       the app's end: its requests, and what it is sent
 executor         the job that runs, and the worker's life
 methods          what the protocol offers, by name
 messages         requests and results; refusals with stable codes

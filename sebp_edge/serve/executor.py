@@ -10,11 +10,10 @@ from itertools import chain
 from queue import SimpleQueue
 
 from sebp_edge.basics.children import Children
-from sebp_edge.serve.connection import Connection
 from sebp_edge.serve.messages import InitializeParams, Refusal, cancelled, cannot_start, shown
 from sebp_edge.serve.processes import WorkerProcess, refuse_too_many
 from sebp_edge.serve.served_jobs import CANCELLED, ServedJobs
-from sebp_edge.serve.streams import LongLine
+from sebp_edge.serve.streams import LongLine, Outbox
 
 # The worker has so many seconds to stop a job, and to pause it.
 CANCEL_SECONDS, PAUSE_SECONDS = 10.0, 30.0
@@ -35,7 +34,7 @@ class Executor:
     def __init__(
         self,
         inbox: SimpleQueue,
-        app: Connection,
+        app: Outbox,
         jobs: ServedJobs,
         children: Children,
         settings: InitializeParams,
@@ -124,7 +123,7 @@ class Executor:
         how = worker.kill()
         why = Refusal(code, message if message.endswith(".") else f"{message} ({how}).", retry=retry)
         for id in worker.requests:
-            self._app.answer(id, {"error": why.to_dict()})
+            self._app.send({"id": id, "error": why.to_dict()})
         if self.running is not None:
             self._interrupt_job(why)
 
@@ -160,16 +159,16 @@ class Executor:
                 if self._jobs.get(self.running).state == "starting":
                     self._jobs.change(self.running, "running")
             case "chunk" if self._app.has_room:  # the answer has the whole text
-                self._app.notify("text", {"request": message["id"], "text": message["text"]})
+                self._app.send({"method": "text", "params": {"request": message["id"], "text": message["text"]}})
             case "dropped" if message["do"] == "job":
                 self._end_job("interrupted", {"error": CANCELLED})
             case "dropped":
                 worker.requests.discard(message["id"])
-                self._app.answer(message["id"], {"error": cancelled().to_dict()})
+                self._app.send({"id": message["id"], "error": cancelled().to_dict()})
             case "broken":
                 self.end_worker("worker_broken", f"The worker cannot start: {message['why']}.", retry=False)
             case "answer":
                 worker.requests.discard(message["id"])
-                self._app.answer(message["id"], {key: message[key] for key in ("result", "error") if key in message})
+                self._app.send({key: message[key] for key in ("id", "result", "error") if key in message})
             case "ended":
                 self._end_job(message["state"], message["facts"])

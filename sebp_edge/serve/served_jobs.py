@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from sebp_edge.basics.files import parse_dataclass
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite, message
-from sebp_edge.serve.connection import Connection
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
+from sebp_edge.serve.streams import Outbox
 from sebp_edge.store.lock import locked
 
 if TYPE_CHECKING:
@@ -257,16 +257,16 @@ class ServedJobs:
         found = self.journal.events(id, since, limit)
         return [self._recent.get((id, record["number"]), record) for record in found]
 
-    def send_events(self, app: Connection) -> None:
+    def send_events(self, app: Outbox) -> None:
         """Sends new events, as many as the app keeps up with: the journal has the others."""
         last_events, self.last_events = self.last_events, []
         for event in last_events:
-            app.notify("job.event", event)
+            app.send({"method": "job.event", "params": event})
         for id, sent in self.subscriptions.items():
             while app.has_room and (events := self.events(id, sent, _EVENTS_AT_ONCE)):
                 self.commit()  # so that no number that an app has seen is given again
                 for event in events:
-                    app.notify("job.event", event)
+                    app.send({"method": "job.event", "params": event})
                 self.subscriptions[id] = sent = events[-1]["number"]
 
     def forget(self, id: str) -> None:

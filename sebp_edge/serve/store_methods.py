@@ -36,27 +36,33 @@ class ServedStore:
 
     Args:
         settings: a memory budget that is none is refused.
+
+    Attributes:
+        requests: the method and parameters of those whose answer nobody has taken from here, by their `id`.
     """
 
     def __init__(self, settings: InitializeParams):
         budget = settings.memory_budget
         self._memory = None if budget is None else MemoryBudget.parse(budget).size
         self.adapters = AdapterStore(settings.store and Path(settings.store).absolute())
-        self._waiting: queue.SimpleQueue[tuple] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[str | int] = queue.SimpleQueue()
+        self.requests: dict[str | int, tuple] = {}
 
     def ask(self, id: str | int, method: str, params: object) -> None:
         """Puts a request behind those that wait."""
-        self._waiting.put((id, method, params))
+        self.requests[id] = method, params
+        self._waiting.put(id)
 
-    def answers(self) -> Iterator[tuple]:
-        """Yields the `id` of each request, its answer, its method and parameters, without an end."""
+    def answers(self) -> Iterator[tuple[str | int, dict]]:
+        """Yields the `id` of each request and its answer, without an end."""
         while True:
-            id, method, params = self._waiting.get()
+            id = self._waiting.get()
+            method, params = self.requests[id]
             try:
                 answer = {"result": finite(_CALLS[method](self.adapters, params))}
             except Exception as error:
                 answer = {"error": error_of(error)}
-            yield id, answer, method, params
+            yield id, answer
 
     def keep_job(self, id: str, params: TextsParams) -> tuple[str | None, dict]:
         """Keeps what a job is asked to do, unless it is an export; returns the adapter's name and the worker's task.

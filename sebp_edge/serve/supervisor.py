@@ -26,14 +26,13 @@ from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import StorageError
 from sebp_edge.events import finite
-from sebp_edge.serve.connection import Connection
 from sebp_edge.serve.executor import Executor
 from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, cancelled, error_of, parse, read
 from sebp_edge.serve.methods import FIRST, HERE, METHODS, PLANNER, WORKER, check_paths, real_path
 from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.served_jobs import ServedJobs
-from sebp_edge.serve.streams import LongLine
+from sebp_edge.serve.streams import JsonRpcOutbox, Lines, LongLine
 
 if TYPE_CHECKING:
     from sebp_edge.serve.store_methods import ServedStore
@@ -58,7 +57,8 @@ class Supervisor:
     def __init__(self, descriptors: tuple[int, int], starter: int | None):
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._parent = Parent(starter)
-        self._app = Connection(descriptors, lambda: self._inbox.put(self.end))
+        self._app = JsonRpcOutbox(descriptors[1], lambda: self._inbox.put(self.end))
+        self._lines = Lines(descriptors[0], self._app)
         self._children = children()
         self.folders: list[Path] = []
         self.store: ServedStore | None = None
@@ -66,7 +66,7 @@ class Supervisor:
         self.planning: Planning | None = None
         self.executor: Executor | None = None
         self._end_at: float | None = None
-        self._in_thread(self._handle, chain(self._app.lines, [None]))
+        self._in_thread(self._handle, chain(self._lines, [None]))
 
     def _in_thread(self, handle, items: Iterable) -> None:
         """Puts a call for each item into the inbox, in a thread that waits for them."""
@@ -86,7 +86,8 @@ class Supervisor:
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, lambda *_: self._inbox.put(self._look))
             wake_when_parent_ends(signal.SIGUSR1)
-        self._app.notify("ready", {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()})
+        ready = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid()}
+        self._app.send({"method": "ready", "params": ready})
         look_at = 0.0
         while self._end_at is None or (self._job is not None and time.monotonic() < self._end_at):
             with suppress(queue.Empty):
@@ -178,7 +179,7 @@ class Supervisor:
                 raise Refusal("too_long", "The line is too long.", "Give texts as files.")
             message = read(line)
             id = message["id"]
-            if id in self._app.unanswered:
+            if self._is_unanswered(id):
                 raise Refusal("invalid_request", "A request with this id is not answered yet.")
             result = self._call(id, message["method"], message.get("params", {}))
         except Exception as error:
@@ -187,7 +188,7 @@ class Supervisor:
             if result is not None:
                 self._app.send({"id": id, "result": finite(result)})
         finally:
-            self._app.lines.handled()
+            self._lines.handled()
 
     def _call(self, id: str | int, name: str, params: object) -> dict | None:
         if name not in METHODS:
@@ -207,17 +208,23 @@ class Supervisor:
             self.planning.ask(id, name, params, (worker and worker.memory) or 0)
         else:
             self.store.ask(id, name, values)
-        self._app.unanswered.add(id)
         return None
 
-    def _answer_from_store(self, answered: tuple[str | int, dict, str, object]) -> None:
-        id, answer, name, params = answered
+    def _is_unanswered(self, id: str | int) -> bool:
+        if self.executor is None:
+            return False
+        worker = self.executor.worker
+        return id in self.store.requests or id in self.planning.requests or (worker and id in worker.requests)
+
+    def _answer_from_store(self, answered: tuple[str | int, dict]) -> None:
+        id, answer = answered
+        name, params = self.store.requests.pop(id)
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
             if (problem := self.jobs.journal.problem) is not None:
                 problem = StorageError(f"The adapter is removed, but the journal still names it. {problem}")
                 answer = {"error": error_of(problem)}
-        self._app.answer(id, answer)
+        self._app.send({"id": id, **answer})
 
     def _answer_plan(self, answered: tuple[str | int, dict]) -> None:
         """Passes an answer on; what is not known without torch is asked of the worker, which no plan wakes."""
@@ -234,7 +241,7 @@ class Supervisor:
                 return
             except Exception as error:
                 answer = {"error": error_of(error)}
-        self._app.answer(id, answer)
+        self._app.send({"id": id, **answer})
 
     # -------------------------------------------------------------------------------------------------- the clock
 
