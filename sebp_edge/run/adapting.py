@@ -30,8 +30,8 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.assessment import Assessment, Assessor
 from sebp_edge.run.encoding import TrainingPreparation
-from sebp_edge.run.estimate import Phase
 from sebp_edge.run.forgetting import Remaining
+from sebp_edge.run.job import Phase
 from sebp_edge.run.live_training import LiveTraining
 from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.preparation import PlannedTraining, Prepared
@@ -225,7 +225,7 @@ class Adapting:
         rate = devices.matmul_rate(base.device, base.dtype)
         token = planned.token if planned else seconds_of_a_token(base.num_parameters, rate, on_gpu=call.on_gpu)
         self._lay_out(prepared, schedules, token)
-        if (seconds := call.job.estimate.seconds_left) > SLOW_SECONDS:
+        if (seconds := call.job.seconds_left) > SLOW_SECONDS:
             device, less = call.device.type.upper(), "a smaller model, fewer texts or fewer epochs take less time"
             call.notify(Notice(f"Training will take about {duration(seconds)} on this {device}; {less}."))
         if prepared.dataset.general:
@@ -308,7 +308,7 @@ class Adapting:
             reference=call.reference,
             store=place.store,
             overtaken_by=overtaken_by,
-            phases=call.job.estimate.spent,
+            phases=call.job.spent,
             authors=self._preparation.reading.authors,
         )
 

@@ -11,7 +11,7 @@ from sebp_edge.engine.memory.memory_plan import Choice, Plan
 from sebp_edge.engine.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
 from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.estimate import (
+from sebp_edge.run.job import (
     DECODING,
     EVALUATIONS,
     GRADIENTS,

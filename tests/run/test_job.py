@@ -24,8 +24,7 @@ from sebp_edge.events import (
     TensorWritten,
     TrainingStarted,
 )
-from sebp_edge.run.estimate import DECODING, EVALUATIONS, LATE, MAX_GAP, SAVING, STEPS, Phase, WorkClock
-from sebp_edge.run.job import JobSink
+from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, MAX_GAP, SAVING, STEPS, JobSink, Phase, WorkClock
 from sebp_edge.run.work_ahead import phases_of_analysis, phases_of_export, phases_of_inspection
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
@@ -222,7 +221,7 @@ def test_the_clock_stands_still_while_the_process_is_stopped():
     """Whether it computes or waits."""
     code = """
 import sys, time
-from sebp_edge.run.estimate import WorkClock
+from sebp_edge.run.job import WorkClock
 with WorkClock() as clock:
     begin, real = clock(), time.perf_counter()
     print("go", flush=True)
@@ -353,10 +352,10 @@ def test_the_seconds_of_the_phases_add_up_to_all(job):
     job(TrainingStarted("train", 1, 1, 1, 1))
     spend(job, open_end, step(1, 4))
     expected = {"reading": reading, "comparing": comparing, "loading": loading, "attaching": attaching + again}
-    assert job.estimate.spent == pytest.approx(expected | {"train": open_end}, abs=1e-6)
-    assert sum(job.estimate.spent.values()) == pytest.approx(job.clock() - began, abs=1e-6)
+    assert job.spent == pytest.approx(expected | {"train": open_end}, abs=1e-6)
+    assert sum(job.spent.values()) == pytest.approx(job.clock() - began, abs=1e-6)
     job.begin()
-    assert sum(job.estimate.spent.values()) == 0
+    assert sum(job.spent.values()) == 0
 
 
 def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):

@@ -15,7 +15,7 @@ from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.analysis.report import render_page
 from sebp_edge.run.encoding import TrainingPreparation
-from sebp_edge.run.estimate import GRADIENTS
+from sebp_edge.run.job import GRADIENTS
 from sebp_edge.run.work_ahead import LOAD, phases_of_analysis
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
