@@ -32,12 +32,7 @@ class Executor:
     """
 
     def __init__(
-        self,
-        inbox: SimpleQueue,
-        app: Outbox,
-        jobs: ServedJobs,
-        children: Children,
-        settings: InitializeParams,
+        self, inbox: SimpleQueue, app: Outbox, jobs: ServedJobs, children: Children, settings: InitializeParams
     ):
         self._inbox, self._app, self._jobs, self._children, self._settings = inbox, app, jobs, children, settings
         self.worker: WorkerProcess | None = None

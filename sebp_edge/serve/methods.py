@@ -39,12 +39,7 @@ def start_job(server, params: StartJobParams) -> dict:
         except StorageError:
             server.jobs.forget_kept(params.id)
             raise
-    return {"job": asdict(job)}
-
-
-def get_job(server, params: JobParams) -> dict:
-    """Returns a job."""
-    return {"job": asdict(server.jobs.get(params.id))}
+    return _shown(job)
 
 
 def pause_job(server, params: RunningJobParams) -> dict:
@@ -54,18 +49,18 @@ def pause_job(server, params: RunningJobParams) -> dict:
         raise _wrong_state(job)
     if job.state == "running":
         server.executor.pause_job()
-    return get_job(server, JobParams(id=job.id))
+    return _shown(server.jobs.get(job.id))
 
 
 def resume_job(server, params: ResumeJobParams) -> dict:
     """Queues a job again whose state was saved, which goes on there."""
     job = server.jobs.get(params.id)
     if job.state in ("queued", "starting", "running"):
-        return {"job": asdict(job)}
+        return _shown(job)
     if not job.resumable or job.state not in ENDED | {"paused"}:
         raise _wrong_state(job)
     check_paths(params, server.folders)
-    return {"job": asdict(server.jobs.resume(params))}
+    return _shown(server.jobs.resume(params))
 
 
 def cancel_job(server, params: RunningJobParams) -> dict:
@@ -77,7 +72,7 @@ def cancel_job(server, params: RunningJobParams) -> dict:
         server.executor.cancel_job()
     else:
         server.jobs.cancel(job)
-    return get_job(server, JobParams(id=job.id))
+    return _shown(server.jobs.get(job.id))
 
 
 def unload(server, params: messages.NoParams) -> dict:
@@ -93,6 +88,10 @@ def subscribe(server, params: SubscribeParams) -> dict:
     job = server.jobs.get(params.id)
     # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
     server.jobs.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
+    return _shown(job)
+
+
+def _shown(job) -> dict:
     return {"job": asdict(job)}
 
 
@@ -147,7 +146,7 @@ HERE = {
     "unload": (messages.NoParams, unload),
     "cancel": (CancelParams, lambda server, params: server.cancel(params.request)),
     "jobs.start": (StartJobParams, start_job),
-    "jobs.get": (JobParams, get_job),
+    "jobs.get": (JobParams, lambda server, params: _shown(server.jobs.get(params.id))),
     "jobs.list": (messages.NoParams, lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),
     "jobs.pause": (RunningJobParams, pause_job),
     "jobs.resume": (ResumeJobParams, resume_job),
