@@ -199,7 +199,7 @@ class ProgressPrinter:
 
     def _training_started(self, event: TrainingStarted) -> None:
         self._num_trainings += 1
-        name = {"train": "training", "all documents": "training"}.get(event.phase, event.phase)
+        name = _PHASES.get(event.phase, event.phase)
         if event.phase == "all documents" and self._num_trainings > 1:
             name = "last training"
         trained, total = event.train_documents, self._num_documents

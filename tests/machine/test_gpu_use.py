@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from sebp_edge.errors import MachineError
-from sebp_edge.machine import gpu_use
-from sebp_edge.machine.gpu_use import LEFT_SECONDS, TAKEN, TAKEN_SECONDS, GpuUse
+from sebp_edge.machine import politeness
+from sebp_edge.machine.politeness import LEFT_SECONDS, TAKEN, TAKEN_SECONDS, GpuUse
 
 SOURCE = r"""
 #include <string.h>
@@ -62,7 +62,7 @@ def nvml(library, load_driver, monkeypatch, tmp_path):
     load_driver(lambda name: loaded)
     namespace = tmp_path / "pid"
     namespace.symlink_to("pid:[4026531836]")
-    monkeypatch.setattr(gpu_use, "NAMESPACE", namespace)
+    monkeypatch.setattr(politeness, "NAMESPACE", namespace)
     return loaded
 
 
@@ -83,7 +83,7 @@ def test_the_use_of_each_other_process_is_its_mean_since_the_last_look(nvml):
 
 def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, monkeypatch):
     now = [random.uniform(0, 1e6)]
-    monkeypatch.setattr(gpu_use.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(politeness.time, "monotonic", lambda: now[0])
     use, time = GpuUse(UUID), 1
 
     def after(seconds, share):
@@ -118,8 +118,8 @@ def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load_driv
         case "an old library":
             load_driver(lambda name: object())
         case "a container":
-            gpu_use.NAMESPACE.unlink()
-            gpu_use.NAMESPACE.symlink_to("pid:[4026532999]")
+            politeness.NAMESPACE.unlink()
+            politeness.NAMESPACE.symlink_to("pid:[4026532999]")
     with pytest.raises(MachineError, match=r"^[A-Z].*\.$"):
         GpuUse(UUID)
 
