@@ -110,7 +110,7 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize("line", ["  a: b\n", 'a: "b"\n', "- a: b\n", "a: '\n", "\n", "a: \"b\n"])
+@pytest.mark.parametrize("line", ["  a: b\n", 'a: "b"\n', "- a: b\n", "a: '\n", "\n", 'a: "b\n'])
 def test_counting_in_front_matter_without_an_end_takes_linear_time(tmp_path, line):
     path = write_file(tmp_path, "a.md", "---\n" + line * (60_000 // len(line)) + "!\n")
     with at_most(0.7):
