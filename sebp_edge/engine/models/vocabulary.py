@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,25 @@ class Vocabulary:
         begin = bisect.bisect_left(self._sorted, prefix)
         end = bisect.bisect_left(self._sorted, True, lo=begin, key=lambda found: not found.startswith(prefix))
         return self._order[begin:end]
+
+    def beginnings(self, most: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the tokens in the order of their bytes, and where those stand that begin as each token does.
+
+        Returns:
+            The tokens, int64 [known]; and for each token and its first 1 to `most` bytes, where the tokens that begin
+            with these begin in that order, and how many they are: int64 [vocabulary, most]; none if it has fewer bytes.
+        """
+        first = np.array(self._sorted, dtype=f"S{most}").view(np.uint8).reshape(-1, most)
+        sizes, places = np.array([len(found) for found in self._sorted]), np.arange(len(first))
+        begins, counts = (np.zeros((len(self._bytes), most), dtype=np.int64) for _ in range(2))
+        is_new = places == 0
+        for at in range(most):
+            is_long = sizes > at
+            is_new[1:] |= (first[1:, at] != first[:-1, at]) | (is_long[1:] != is_long[:-1])
+            begin = np.maximum.accumulate(np.where(is_new, places, 0))
+            begins[self._order, at] = begin * is_long
+            counts[self._order, at] = np.bincount(begin, minlength=len(first))[begin] * is_long
+        return torch.tensor(self._order), torch.from_numpy(begins), torch.from_numpy(counts)
 
     def going_on_after(self, character: str) -> Tensor:
         """Weights of the tokens, fp32 [vocabulary]: 1 if one goes on with the word that ends in `character`, else 0.

@@ -1,13 +1,10 @@
 """Counts, from the logits of a test, the words that a model guesses and the keystrokes that ghost text saves.
 
-Once the owner has typed a space, ghost text shows the next word, and one key accepts it: the words that
-`Personalizer.complete` shows there. What it completes within a word takes other passes, and is left out, as are words
-that follow no space, and those in tokens with a sign; so the keystrokes are a lower bound.
+Words are guessed once the space before them is typed. Keystrokes are saved after each key (see `keystrokes`).
 
-Shapes: C loss rows, V vocabulary.
+Shapes: C loss rows, F columns of what is read, K known tokens, V vocabulary, W tokens that begin with the same bytes.
 """
 
-import math
 from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
@@ -17,11 +14,10 @@ from torch import Tensor
 
 from sebp_edge.engine.models.vocabulary import Vocabulary, goes_on
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
+from sebp_edge.engine.training.keystrokes import MOST_BYTES, TypedToken, num_characters, type_tokens
 from sebp_edge.ops import precise_sums
 from sebp_edge.values.example import Example
 
-# Ghost text is shown from this probability on, as by default in `Personalizer.complete`.
-MIN_PROBABILITY = 0.5
 # The most rows whose probabilities exist at once.
 _ROWS = 512
 
@@ -51,6 +47,8 @@ class _Row(NamedTuple):
             begin with a space.
         likeliest_goes_on: whether the likeliest token goes on with a word.
         going_on, spaces: the probability of the tokens that do, and of those that begin with a space.
+        highest: that of the likeliest token.
+        typed: the shares and tops of a `TypedToken`.
     """
 
     loss: float
@@ -59,24 +57,31 @@ class _Row(NamedTuple):
     likeliest_goes_on: float
     going_on: float
     spaces: float
+    highest: float
+    typed: list[float]
+
+
+_TYPED = len(_Row._fields) - 1  # its first column
 
 
 class _Token(NamedTuple):
     """A token as a part of a text.
 
     Attributes:
-        characters: how many characters begin in it.
         begins_word: whether it is a space and the beginning of a word.
         goes_on: whether it goes on with a word.
         is_whole: whether all of it is within one word, but for the space.
+        ends_in_word: whether its last character is within a word.
         ends_in_space: whether its last character is a space, or the end of a line.
+        bytes: empty for a control token.
     """
 
-    characters: int
     begins_word: bool
     goes_on: bool
     is_whole: bool
+    ends_in_word: bool
     ends_in_space: bool
+    bytes: bytes
 
 
 class WordReader:
@@ -91,11 +96,18 @@ class WordReader:
         spaces_V = torch.zeros(len(self._goes_on))
         spaces_V[vocabulary.beginning_with(b" ")] = 1
         self._weights_V2 = torch.stack([vocabulary.going_on_after("a"), spaces_V], dim=1).to(device)
+        order_K, begins_VF, counts_VF = vocabulary.beginnings(MOST_BYTES)
+        # Half of all tokens may begin with a space: these are read at once.
+        counts_VF[spaces_V > 0, 0] = 0
+        self._widths = counts_VF.amax(dim=0).clamp(min=1).tolist()
+        sizes_V = torch.tensor([len(vocabulary[token] or b"") for token in range(len(spaces_V))])
+        self._beginnings = [each.to(device) for each in (order_K, begins_VF, counts_VF)]
+        self._sizes_V = sizes_V.to(device)
         self._known: dict[int, _Token] = {}
 
     @precise_sums()
     def read(self, logits: Iterable[Tensor], targets_C: Tensor) -> Tensor:
-        """Returns the values of each `_Row`, fp32 [C, 6]; its loss is in the first column.
+        """Returns the values of each `_Row`, fp32 [C, F]; its loss is in the first column.
 
         Args:
             logits: of some loss rows at a time, one after another: fp32 [c, V].
@@ -115,45 +127,66 @@ class WordReader:
         losses_c = -logs_cV.gather(1, targets_c[:, None]).squeeze(1)
         probabilities_cV = logs_cV.exp_()
         sums_c2 = probabilities_cV @ self._weights_V2
-        of_words_c = probabilities_cV.mul_(self._weights_V2[:, 1]).argmax(dim=1)
+        highest_c = probabilities_cV.gather(1, likeliest_c[:, None]).squeeze(1)
+        typed = self._read_typed(probabilities_cV, targets_c, losses_c.neg().exp())
+        highest_of_words_c, of_words_c = probabilities_cV.mul_(self._weights_V2[:, 1]).max(dim=1)
+        own = self._shares(losses_c.neg().exp(), sums_c2[:, 1], highest_of_words_c, of_words_c, 1)
+        is_spaced_c = self._weights_V2[targets_c, 1] > 0
+        typed[0] = [torch.where(is_spaced_c, *each) for each in zip(own, typed[0], strict=True)]
+        shares, tops = zip(*typed, strict=True)
         goes_on_c = self._weights_V2[likeliest_c, 0]
         found = (losses_c, likeliest_c == targets_c, of_words_c == targets_c, goes_on_c, *sums_c2.unbind(dim=1))
-        return torch.stack([each.float() for each in found], dim=1)
+        return torch.stack([each.float() for each in (*found, highest_c, *shares, *tops)], dim=1)
 
-    def count(self, example: Example, rows_C6: Tensor, in_boilerplate: bytes) -> WordCounts:
+    def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Returns the share and the top of each label once its first 1, 2, ... bytes are typed; see `TypedToken`."""
+        order_K, begins_VF, counts_VF = self._beginnings
+        typed = []
+        for at, width in enumerate(self._widths):
+            places_W = torch.arange(width, device=order_K.device)
+            places_cW = (begins_VF[targets_c, at][:, None] + places_W).clamp_(max=len(order_K) - 1)
+            found_cW = probabilities_cV.gather(1, order_K[places_cW])
+            found_cW.masked_fill_(places_W >= counts_VF[targets_c, at][:, None], 0)
+            top_c, which_c = found_cW.max(dim=1, keepdim=True)
+            tokens_c = order_K[places_cW.gather(1, which_c)].squeeze(1)
+            typed.append(self._shares(own_c, found_cW.sum(dim=1), top_c.squeeze(1), tokens_c, at + 1))
+        return typed
+
+    def _shares(
+        self, own_c: Tensor, total_c: Tensor, top_c: Tensor, tokens_c: Tensor, typed: int
+    ) -> tuple[Tensor, Tensor]:
+        total_c = total_c.clamp(min=torch.finfo(torch.float32).tiny)
+        return own_c / total_c, torch.where(self._sizes_V[tokens_c] > typed, top_c, -top_c) / total_c
+
+    def count(self, example: Example, rows_CF: Tensor, in_boilerplate: bytes) -> WordCounts:
         """Counts the words of an example, without boilerplate.
 
         Args:
-            rows_C6: what was read of its loss rows.
+            rows_CF: what was read of its loss rows.
             in_boilerplate: see `Outline.boilerplate`.
         """
-        rows = map(_Row._make, rows_C6.tolist())
-        flags = iter(in_boilerplate or bytes(len(rows_C6)))
-        characters = saved = words = guessed = 0
-        # Of the word so far: its characters, its probability, and whether it is guessed.
-        size, probability, is_guessed = 0, 0.0, False
+        flags = iter(in_boilerplate or bytes(len(rows_CF)))
+        rows = (_Row(*values[:_TYPED], values[_TYPED:]) for values in rows_CF.tolist())
+        characters = words = guessed = 0
+        parts: list[list[TypedToken]] = [[]]
+        # Whether there is a word so far, and whether it is guessed.
+        is_word = is_guessed = False
         for before, label in zip(example.input_ids, example.labels[1:], strict=False):
             if label == IGNORE:  # nothing tells whether the model ended the word
-                size = 0
+                is_word = False
+                parts.append([])
                 continue
             row, is_boilerplate, token = next(rows), next(flags), self._token(label)
-            characters += 0 if is_boilerplate else token.characters
-            share = math.exp(-row.loss)
-            if size and token.goes_on:
-                size += token.characters
-                probability *= share if token.is_whole else 0.0
+            parts.append([]) if is_boilerplate else parts[-1].append(_typed(token, row))
+            characters += 0 if is_boilerplate else num_characters(token.bytes)
+            if is_word and token.goes_on:
                 is_guessed = is_guessed and token.is_whole and row.is_likeliest == 1
                 continue
-            if size:
-                guessed += is_guessed and row.likeliest_goes_on == 0
-                saved += size - 1 if probability * (1 - row.going_on) >= MIN_PROBABILITY else 0
-            size = 0
-            if token.begins_word and not is_boilerplate and not self._token(before).ends_in_space:
-                words += 1
-                size, probability = token.characters - 1, 0.0
-                if token.is_whole and share:
-                    probability = share / max(row.spaces, share)
-                is_guessed = token.is_whole and row.is_likeliest_of_words == 1
+            guessed += is_word and is_guessed and row.likeliest_goes_on == 0
+            is_word = token.begins_word and not is_boilerplate and not self._token(before).ends_in_space
+            words += is_word
+            is_guessed = token.is_whole and row.is_likeliest_of_words == 1
+        saved = sum(type_tokens(part).saved for part in parts)
         return WordCounts(characters, saved, words, guessed)
 
     def _token(self, number: int) -> _Token:
@@ -164,14 +197,21 @@ class WordReader:
     def _describe(self, number: int) -> _Token:
         found = self._vocabulary[number]
         if found is None:
-            return _Token(0, False, False, False, False)
+            return _Token(False, False, False, False, False, b"")
         text = found.decode(errors="ignore")
         word = text.removeprefix(" ")
         is_spaced = text != word and word != "" and goes_on("a", word[0])
         return _Token(
-            characters=sum(byte & 0xC0 != 0x80 for byte in found),
             begins_word=is_spaced,
             goes_on=self._goes_on[number] == 1,
             is_whole=all(map(goes_on, word, word[1:])),
+            ends_in_word=text != "" and goes_on("a", text[-1]),
             ends_in_space=text[-1:].isspace(),
+            bytes=found,
         )
+
+
+def _typed(token: _Token, row: _Row) -> TypedToken:
+    shares, tops = row.typed[:MOST_BYTES], row.typed[MOST_BYTES:]
+    numbers = (row.highest, row.going_on, shares, tops)
+    return TypedToken(token.bytes, token.goes_on, token.ends_in_word, row.is_likeliest == 1, *numbers)

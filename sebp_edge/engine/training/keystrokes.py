@@ -1,0 +1,123 @@
+"""Types a text with ghost text, and counts the keystrokes that it saves.
+
+After each key, `complete` takes back what is typed of a word and goes on with the likeliest tokens. While these are
+those of the text, their logits are those of one pass over it. What would follow a wrong token is not known, so that
+counts as shown; ways to cut a word into other tokens than the text's are left out.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Ghost text is shown from this probability on, as by default in `Personalizer.complete`.
+MIN_PROBABILITY = 0.5
+# What is known of a token if some of its bytes are typed: of so many; of more, the same.
+MOST_BYTES = 8
+# As by default in `Personalizer.complete`.
+_MAX_NEW_TOKENS = 16
+_SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
+
+
+class TypedToken(NamedTuple):
+    """A token of a text, and what the model says in its place.
+
+    Attributes:
+        bytes: empty for a control token.
+        goes_on: whether it goes on with a word.
+        ends_in_word: whether a letter after it would go on with its word.
+        is_likeliest: whether it is the likeliest token.
+        highest: the probability of the likeliest token.
+        going_on: that of all tokens that go on with a word.
+        shares: once its first 1, 2, ... bytes are typed, its share of the probability of all tokens with them.
+        tops: the share of the likeliest of these; negative if that has no more bytes.
+    """
+
+    bytes: bytes
+    goes_on: bool
+    ends_in_word: bool
+    is_likeliest: bool
+    highest: float
+    going_on: float
+    shares: Sequence[float]
+    tops: Sequence[float]
+
+
+class Keystrokes(NamedTuple):
+    """What ghost text does while a text is typed.
+
+    Attributes:
+        saved: the keystrokes that a person saves who accepts what is right, by word or all of it, with a key each.
+        shown: how often a key leads to a suggestion.
+        right: how often its first word is right.
+    """
+
+    saved: int = 0
+    shown: int = 0
+    right: int = 0
+
+
+def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBABILITY) -> Keystrokes:
+    """Types consecutive tokens of a text, and accepts what saves keys."""
+    saved = shown = right = at = typed = 0
+    while at < len(tokens):
+        typed += 1
+        while not _is_end_of_character(tokens[at].bytes, typed):
+            typed += 1
+        if typed > len(tokens[at].bytes):
+            at, typed = at + 1, 0
+            continue
+        words, is_right = _suggest(tokens, at, typed, min_probability)
+        shown += bool(words) or not is_right
+        right += bool(words)
+        options = [(characters - keys, end) for keys, (characters, end) in enumerate(words, 1)]
+        if words and is_right:
+            options.append((words[-1][0] - 1, words[-1][1]))
+        more, end = max(options, default=(0, at))
+        if more > 0:
+            # The next key may be saved, too, by what is suggested then.
+            saved, at, typed = saved + more, end, len(tokens[end].bytes) - 1
+    return Keystrokes(saved, shown, right)
+
+
+def _suggest(
+    tokens: Sequence[TypedToken], at: int, typed: int, min_probability: float
+) -> tuple[list[tuple[int, int]], bool]:
+    """Suggests what follows some bytes of a token.
+
+    Returns:
+        For each right word that is shown, the characters up to its end, and the token that it ends with; and whether
+        nothing wrong is shown.
+    """
+    token, words = tokens[at], []
+    probability, top = (each[min(typed, MOST_BYTES) - 1] for each in (token.shares, token.tops))
+    if probability != abs(top):
+        return words, not top >= min_probability
+    new, characters = token.bytes[typed:], 0
+    for end in range(at, min(at + _MAX_NEW_TOKENS, len(tokens) - 1)):
+        characters += num_characters(new)
+        if not probability >= min_probability or b"\n" in new:
+            break
+        token, following, text = tokens[end], tokens[end + 1], new.decode(errors="ignore")
+        if characters and not text[-1:].isspace():
+            if token.ends_in_word and probability * (1 - following.going_on) >= min_probability:
+                if following.goes_on:
+                    return words, False
+                words.append((characters, end))
+            elif not token.ends_in_word:
+                words.append((characters, end))
+        new = following.bytes
+        if not new or (characters and new[:1].isspace() and _SENTENCE.search(text)):
+            break
+        probability *= following.highest
+        if not following.is_likeliest:
+            return words, not probability >= min_probability
+    return words, True
+
+
+def num_characters(found: bytes) -> int:
+    """Returns how many characters begin in some bytes."""
+    return sum(byte & 0xC0 != 0x80 for byte in found)
+
+
+def _is_end_of_character(found: bytes, size: int) -> bool:
+    return size >= len(found) or found[size] & 0xC0 != 0x80
