@@ -75,7 +75,7 @@ export type TextsParams = { model?: string; recipe?: string | null; device?: str
 export type VersionParams = { name: string; version: number; };
 export type WordFigures = { keystrokes: number; saved_before: number; saved_after: number;
   saved_more_lowest: number | null; saved_more_highest: number | null; words: number; guessed_before: number;
-  guessed_after: number; guessed_more_lowest: number | null; guessed_more_highest: number | null; };
+  guessed_after: number; guessed_more_lowest: number | null; guessed_more_highest: number | null; is_typed: boolean; };
 export type EvaluatedMessage = { v: 1; time: number; job: string; event: "evaluated"; phase: string; split: string;
   epoch: number; loss: number | null; best: boolean; learning_rate?: number | null; };
 export type ExampleAnalyzedMessage = { v: 1; time: number; job: string; event: "example_analyzed"; example: number;

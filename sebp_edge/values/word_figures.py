@@ -11,13 +11,14 @@ class WordFigures:
 
     Attributes:
         keystrokes: all characters.
-        saved_before, saved_after: how many of them ghost text would have saved at least, with the base model and with
-            the adapter: words after a space, accepted whole with one key, shown if their probability is 0.5 or more.
+        saved_before, saved_after: how many of them ghost text would have saved, with the base model and with the
+            adapter, if a person accepts what is right, word by word or all of it, with a key each.
         saved_more_lowest, saved_more_highest: a 95 % interval of how many more are saved after than before, as a share
             of all; None if there are too few documents for one.
         words: all words that follow a space.
         guessed_before, guessed_after: how many of them are the likeliest next word.
         guessed_more_lowest, guessed_more_highest: as of the keystrokes, as a share of the words.
+        is_typed: whether suggestions after each key are counted; in older records, only words after a space.
     """
 
     keystrokes: int
@@ -30,6 +31,7 @@ class WordFigures:
     guessed_after: int
     guessed_more_lowest: float | None
     guessed_more_highest: float | None
+    is_typed: bool = False
 
     @property
     def saved(self) -> tuple[str, str]:
@@ -55,15 +57,16 @@ class WordFigures:
 
     @property
     def sentence(self) -> str:
-        """What the keystrokes show, without figures; empty if there are too few documents."""
-        if self.saved_more_lowest is None or self.saved_more_highest is None:
+        """How many keys the texts take; empty if there are too few documents, or only words after a space count."""
+        if not self.is_typed or self.saved_more_lowest is None or self.saved_more_highest is None:
             return ""
-        saved = "about as many keystrokes as"
-        if self.saved_more_lowest > 0:
-            saved = "more keystrokes than"
-        elif self.saved_more_highest < 0:
-            saved = "fewer keystrokes than"
-        return f"If it completes words while you type, it saves {saved} before."
+        before, after = (100 - 100 * saved / self.keystrokes for saved in (self.saved_before, self.saved_after))
+        digits = 0 if abs(before - after) >= 1 else 1
+        chance = ", which may be chance" if self.saved_more_lowest <= 0 <= self.saved_more_highest else ""
+        return (
+            f"Typing your texts with its suggestions takes {after:.{digits}f} of 100 keys, {before:.{digits}f} "
+            f"before{chance}."
+        )
 
 
 def _interval(lowest: float | None, highest: float | None) -> str:

@@ -24,14 +24,17 @@ from sebp_edge.values.word_figures import WordFigures
 def test_words_that_were_not_counted_are_not_known():
     record = AdapterRecord(**RECORD)
     words = WordFigures(123_456, 3_827, 5_679, 0.01, 0.02, 23_456, 6_333, 6_802, None, None)
+    as_typed = "Keystrokes saved 3.1 % → 4.6 % base model → version 1, if it completes words while you type"
     for known, shown in (
         (None, ["Keystrokes saved – not known"]),
+        (dataclasses.replace(words, is_typed=True), [as_typed, "is shown after each key if"]),
         (
             words,
             [
                 "Keystrokes saved 3.1 % → 4.6 % at least, base model → version 1, if it completes words while you type"
                 "; with 95 % confidence, between 1.0 % and 2.0 % more, of all keystrokes",
                 "Next words guessed, of 100 27 → 29 23,456 words of test documents",
+                "is shown after a space if",
             ],
         ),
     ):

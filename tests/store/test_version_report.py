@@ -65,7 +65,7 @@ def test_the_page_has_the_figures_of_the_result(personalizer, notes_folder, afte
     assert values["record"]["words"] == dataclasses.asdict(result.words)
     assert values["record"]["facts"] == dataclasses.asdict(result.facts)
     assert f"What the model could before: language {result.language}; facts {result.facts}." in page.text
-    assert f"{' → '.join(result.words.saved)} at least, base model → version 2" in page.text
+    assert f"{' → '.join(result.words.saved)} base model → version 2" in page.text
     assert f"{result.words.words:,} words of test documents" in page.text
     assert result.explanation in page.text
     assert "version 1, active before" in page.text

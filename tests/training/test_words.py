@@ -1,10 +1,11 @@
-"""Words are counted from a test's logits as `complete` shows them after each space, on every path."""
+"""Words are counted from a test's logits as `complete` guesses them, and keystrokes as it saves them, on every path."""
 
 import dataclasses
 import inspect
 import math
 import random
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,7 +26,8 @@ from sebp_edge.engine.training.comparison import compare_words, t_quantile
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.loop import TrainingProgress
 from sebp_edge.engine.training.scoring import scoring
-from sebp_edge.engine.training.words import MIN_PROBABILITY, WordReader
+from sebp_edge.engine.training.keystrokes import MIN_PROBABILITY, MOST_BYTES, TypedToken, type_tokens
+from sebp_edge.engine.training.words import WordReader
 from sebp_edge.events import silent
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_texts
@@ -53,11 +55,6 @@ class Typist:
         self._complete = partial(
             complete_text, Decoder(base.model), base.vocabulary, partial(encode_texts, tokenizer=base.tokenizer)
         )
-
-    def shown(self, before):
-        """The word that is shown."""
-        found = self._complete(before, 12, MIN_PROBABILITY)
-        return found.words[0] if found.words else ""
 
     def guess(self, before):
         """The likeliest word."""
@@ -89,12 +86,11 @@ def test_the_counts_are_those_of_completing_after_each_space(sure):
     with scoring(sure.model, examples, collator, CPU, silent, words=reader_of(sure)) as losses:
         found = losses()
     for number, text in enumerate(texts):
-        expected = {"words": 0, "saved": 0, "guessed": 0}
+        expected = {"words": 0, "guessed": 0}
         for space in re.finditer(r"(?<=\S) (?=[a-z])", text):
             word = WORD.match(text, space.end())[0]
             assert begins_with_space(sure, word)
             expected["words"] += 1
-            expected["saved"] += len(word) - 1 if typist.shown(text[: space.end()]) == word else 0
             expected["guessed"] += typist.guess(text[: space.end()]) == word
         counted = {name: getattr(found, name)[number] for name in expected}
         assert counted == expected, text
@@ -148,15 +144,21 @@ class Characters:
     def beginning_with(self, prefix):
         return [number for number, token in enumerate(self.tokens) if token is not None and token.startswith(prefix)]
 
+    def beginnings(self, most):
+        return [torch.zeros(len(self.tokens), *shape, dtype=torch.int64) for shape in ((), (most,), (most,))]
+
 
 TOKENS = [None, " the", "re", " ferry", ".", " ", "\n", "six", "-ry", " é"]
 SURE, UNSURE = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0], [math.inf, 0.0, 0.0, 0.0, 0.0, 1.0]
+TYPED = [1.0] * (1 + 2 * MOST_BYTES)
 
 
 def count(labels, rows=None, flags=b"", prompt=(4,)):
     example = Example([*prompt, *map(abs, labels)], [-100] * len(prompt) + labels, 0)
     rows = [SURE] * example.num_loss_tokens if rows is None else rows
-    return tuple(WordReader(Characters(*TOKENS), CPU).count(example, torch.tensor(rows), flags))
+    return tuple(
+        WordReader(Characters(*TOKENS), CPU).count(example, torch.tensor([row + TYPED for row in rows]), flags)
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,16 +260,21 @@ def test_words_that_were_not_read_in_all_documents_have_no_figures():
 
 
 @pytest.mark.parametrize(
-    ("after", "words", "interval"),
+    ("after", "keys", "interval"),
     [
-        ([40, 44, 38, 41], "more keystrokes than", r"between \d\.\d % and \d\.\d % more"),
-        ([20, 16, 22, 19], "fewer keystrokes than", r"between \d\.\d % and \d\.\d % fewer"),
-        ([31, 29, 36, 28], "about as many keystrokes as", r"from \d\.\d % fewer to \d\.\d % more"),
+        ([40, 44, 38, 41], "96 of 100 keys, 97 before", r"between \d\.\d % and \d\.\d % more"),
+        ([20, 16, 22, 19], "98 of 100 keys, 97 before", r"between \d\.\d % and \d\.\d % fewer"),
+        (
+            [31, 29, 36, 28],
+            "96.9 of 100 keys, 97.0 before, which may be chance",
+            r"from \d\.\d % fewer to \d\.\d % more",
+        ),
     ],
 )
-def test_the_sentence_says_only_what_is_sure_and_the_interval_has_the_figures(after, words, interval):
+def test_the_sentence_says_only_what_is_sure_and_the_interval_has_the_figures(after, keys, interval):
     found = compare_words(outcome([30] * 4), outcome(after), alone(4))
-    assert found.sentence == f"If it completes words while you type, it saves {words} before."
+    assert found.sentence == f"Typing your texts with its suggestions takes {keys}."
+    assert replace(found, is_typed=False).sentence == ""
     assert re.fullmatch(interval, found.more_saved), found.more_saved
     assert found.guessed == (30, round(sum(after) / 4))
 

@@ -88,7 +88,7 @@ def compare_words(before: HeldOutLoss, after: HeldOutLoss, cluster_of: Mapping[i
     guessed_more = _difference(before.guessed, after.guessed, before.words, cluster_of)
     keystrokes, words = sum(before.characters.values()), sum(before.words.values())
     saved, guessed = ([sum(getattr(test, name).values()) for test in (before, after)] for name in ("saved", "guessed"))
-    return WordFigures(keystrokes, *saved, *saved_more, words, *guessed, *guessed_more)
+    return WordFigures(keystrokes, *saved, *saved_more, words, *guessed, *guessed_more, is_typed=True)
 
 
 def _difference(

@@ -5,6 +5,7 @@ those of the text, their logits are those of one pass over it. What would follow
 counts as shown; ways to cut a word into other tokens than the text's are left out.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -47,8 +48,8 @@ class Keystrokes(NamedTuple):
 
     Attributes:
         saved: the keystrokes that a person saves who accepts what is right, by word or all of it, with a key each.
-        shown: how often a key leads to a suggestion.
-        right: how often its first word is right.
+        shown: how many suggestions appear; one that stays while more of it is typed is the same.
+        right: how many of them have a right first word.
     """
 
     saved: int = 0
@@ -59,6 +60,7 @@ class Keystrokes(NamedTuple):
 def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBABILITY) -> Keystrokes:
     """Types consecutive tokens of a text, and accepts what saves keys."""
     saved = shown = right = at = typed = 0
+    before = (-1, 0.0)  # where the suggestion before is, and how likely beside the token of the text
     while at < len(tokens):
         typed += 1
         while not _is_end_of_character(tokens[at].bytes, typed):
@@ -67,8 +69,9 @@ def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBA
             at, typed = at + 1, 0
             continue
         words, is_right = _suggest(tokens, at, typed, min_probability)
-        shown += bool(words) or not is_right
-        right += bool(words)
+        found = (at, _odds(tokens[at], typed)) if words or not is_right else (-1, 0.0)
+        is_new = found[0] != before[0] or not math.isclose(found[1], before[1], rel_tol=1e-5)
+        shown, right, before = shown + is_new * (found[0] >= 0), right + is_new * bool(words), found
         options = [(characters - keys, end) for keys, (characters, end) in enumerate(words, 1)]
         if words and is_right:
             options.append((words[-1][0] - 1, words[-1][1]))
@@ -112,6 +115,12 @@ def _suggest(
         if not following.is_likeliest:
             return words, not probability >= min_probability
     return words, True
+
+
+def _odds(token: TypedToken, typed: int) -> float:
+    """How likely the likeliest token is beside the own one: of the same token the same, however much is typed."""
+    share, top = (each[min(typed, MOST_BYTES) - 1] for each in (token.shares, token.tops))
+    return abs(top) / share if share else math.inf
 
 
 def num_characters(found: bytes) -> int:

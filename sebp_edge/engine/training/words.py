@@ -127,10 +127,10 @@ class WordReader:
         losses_c = -logs_cV.gather(1, targets_c[:, None]).squeeze(1)
         probabilities_cV = logs_cV.exp_()
         sums_c2 = probabilities_cV @ self._weights_V2
-        highest_c = probabilities_cV.gather(1, likeliest_c[:, None]).squeeze(1)
-        typed = self._read_typed(probabilities_cV, targets_c, losses_c.neg().exp())
+        highest_c, own_c = (probabilities_cV.gather(1, each[:, None]).squeeze(1) for each in (likeliest_c, targets_c))
+        typed = self._read_typed(probabilities_cV, targets_c, own_c)
         highest_of_words_c, of_words_c = probabilities_cV.mul_(self._weights_V2[:, 1]).max(dim=1)
-        own = self._shares(losses_c.neg().exp(), sums_c2[:, 1], highest_of_words_c, of_words_c, 1)
+        own = self._shares(own_c, sums_c2[:, 1], highest_of_words_c, of_words_c, 1)
         is_spaced_c = self._weights_V2[targets_c, 1] > 0
         typed[0] = [torch.where(is_spaced_c, *each) for each in zip(own, typed[0], strict=True)]
         shares, tops = zip(*typed, strict=True)
