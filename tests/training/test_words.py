@@ -24,9 +24,9 @@ from sebp_edge.engine.training import run
 from sebp_edge.engine.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.engine.training.comparison import compare_words, t_quantile
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.training.keystrokes import MIN_PROBABILITY, MOST_BYTES
 from sebp_edge.engine.training.loop import TrainingProgress
 from sebp_edge.engine.training.scoring import scoring
-from sebp_edge.engine.training.keystrokes import MIN_PROBABILITY, MOST_BYTES, TypedToken, type_tokens
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.events import silent
 from sebp_edge.lessons.examples import encode

@@ -5,7 +5,7 @@ Words are guessed once the space before them is typed. Keystrokes are saved afte
 Shapes: C loss rows, F columns of what is read, K known tokens, V vocabulary, W tokens that begin with the same bytes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ class WordCounts(NamedTuple):
     guessed: int
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """What the logits of a loss row say.
 
     Attributes:
@@ -61,7 +61,11 @@ class _Row(NamedTuple):
     typed: list[float]
 
 
-_TYPED = len(_Row._fields) - 1  # its first column
+def rows_of(rows_CF: Tensor) -> Iterator[Row]:
+    """Yields the row of each loss row that was read."""
+    first = len(Row._fields) - 1
+    for values in rows_CF.tolist():
+        yield Row(*values[:first], values[first:])
 
 
 class _Token(NamedTuple):
@@ -107,7 +111,7 @@ class WordReader:
 
     @precise_sums()
     def read(self, logits: Iterable[Tensor], targets_C: Tensor) -> Tensor:
-        """Returns the values of each `_Row`, fp32 [C, F]; its loss is in the first column.
+        """Returns the values of each `Row`, fp32 [C, F]; its loss is in the first column.
 
         Args:
             logits: of some loss rows at a time, one after another: fp32 [c, V].
@@ -155,6 +159,7 @@ class WordReader:
     def _shares(
         self, own_c: Tensor, total_c: Tensor, top_c: Tensor, tokens_c: Tensor, typed: int
     ) -> tuple[Tensor, Tensor]:
+        """Returns the share of each label, and that of the likeliest token; negative if that has no more bytes."""
         total_c = total_c.clamp(min=torch.finfo(torch.float32).tiny)
         return own_c / total_c, torch.where(self._sizes_V[tokens_c] > typed, top_c, -top_c) / total_c
 
@@ -165,8 +170,7 @@ class WordReader:
             rows_CF: what was read of its loss rows.
             in_boilerplate: see `Outline.boilerplate`.
         """
-        flags = iter(in_boilerplate or bytes(len(rows_CF)))
-        rows = (_Row(*values[:_TYPED], values[_TYPED:]) for values in rows_CF.tolist())
+        rows, flags = rows_of(rows_CF), iter(in_boilerplate or bytes(len(rows_CF)))
         characters = words = guessed = 0
         parts: list[list[TypedToken]] = [[]]
         # Whether there is a word so far, and whether it is guessed.
@@ -177,7 +181,7 @@ class WordReader:
                 parts.append([])
                 continue
             row, is_boilerplate, token = next(rows), next(flags), self._token(label)
-            parts.append([]) if is_boilerplate else parts[-1].append(_typed(token, row))
+            parts.append([]) if is_boilerplate else parts[-1].append(self.typed(label, row))
             characters += 0 if is_boilerplate else num_characters(token.bytes)
             if is_word and token.goes_on:
                 is_guessed = is_guessed and token.is_whole and row.is_likeliest == 1
@@ -188,6 +192,12 @@ class WordReader:
             is_guessed = token.is_whole and row.is_likeliest_of_words == 1
         saved = sum(type_tokens(part).saved for part in parts)
         return WordCounts(characters, saved, words, guessed)
+
+    def typed(self, label: int, row: Row) -> TypedToken:
+        """Returns a label's token, as it is typed."""
+        token, shares, tops = self._token(label), row.typed[:MOST_BYTES], row.typed[MOST_BYTES:]
+        numbers = (row.highest, row.going_on, shares, tops)
+        return TypedToken(token.bytes, token.goes_on, token.ends_in_word, row.is_likeliest == 1, *numbers)
 
     def _token(self, number: int) -> _Token:
         if number not in self._known:
@@ -209,9 +219,3 @@ class WordReader:
             ends_in_space=text[-1:].isspace(),
             bytes=found,
         )
-
-
-def _typed(token: _Token, row: _Row) -> TypedToken:
-    shares, tops = row.typed[:MOST_BYTES], row.typed[MOST_BYTES:]
-    numbers = (row.highest, row.going_on, shares, tops)
-    return TypedToken(token.bytes, token.goes_on, token.ends_in_word, row.is_likeliest == 1, *numbers)
