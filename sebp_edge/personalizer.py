@@ -292,7 +292,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         before: str,
         *,
         max_new_tokens: int = 16,
-        min_probability: float = 0.55,
+        min_probability: float = 0.6,
         adapter: str | Path | Current | None = Current.ADAPTER,
         version: int | None = None,
         on_text: Callable[[str], None] | None = None,

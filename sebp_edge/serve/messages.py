@@ -198,7 +198,7 @@ class CompleteParams(ModelParams):
     adapter: str | None = None
     version: int | None = None
     max_new_tokens: int = 16
-    min_probability: float = 0.55
+    min_probability: float = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,10 +37,10 @@ UNSURE, END = {"share": 0.1, "top": 0.2, "next": -0.2}, token("")
         # Something wrong follows: the right word has a key of its own.
         ([token(" a"), token(" ferry"), token(" is", **UNSURE | {"next": -0.9}), END], 5, 2, 1),
         # The model ends the word, or goes on with it, and the text does not.
-        ([token(" the"), token("re", 0.1, next=-0.1, going_on=0.1), END], 0, 3, 0),
+        ([token(" the"), token("re", 0.1, next=-0.1, going_on=0.1), END], 0, 1, 0),
         ([token(" the"), token(".", **UNSURE, going_on=0.9), END], 0, 0, 0),
         # Another token is likelier after some letters; another one has no more letters.
-        ([token(" ferry", 0.3, top=0.6), END], 0, 6, 0),
+        ([token(" ferry", 0.3, top=0.6), END], 0, 1, 0),
         ([token(" ferry", 0.3, top=-0.6), END], 0, 0, 0),
         # A suggestion ends with its sentence, and with its line; what follows is suggested then.
         ([token(" six"), token("."), token(" The"), END], 6, 2, 2),

@@ -154,50 +154,57 @@ TYPED = [1.0] * (1 + 2 * MOST_BYTES)
 
 
 def count(labels, rows=None, flags=b"", prompt=(4,)):
+    """What is counted: characters, saved, words, guessed."""
     example = Example([*prompt, *map(abs, labels)], [-100] * len(prompt) + labels, 0)
     rows = [SURE] * example.num_loss_tokens if rows is None else rows
-    return tuple(
-        WordReader(Characters(*TOKENS), CPU).count(example, torch.tensor([row + TYPED for row in rows]), flags)
-    )
+    return WordReader(Characters(*TOKENS), CPU).count(example, torch.tensor([row + TYPED for row in rows]), flags)
+
+
+def words_of(*arguments, **options):
+    found = count(*arguments, **options)
+    return found.characters, found.words, found.guessed
 
 
 @pytest.mark.parametrize(
     ("labels", "counted"),
     [
-        ([1, 4], (5, 2, 1, 1)),
-        ([1, 2, 4], (7, 4, 1, 1)),
-        ([1, 3, 4], (11, 6, 2, 2)),
-        ([1, 0], (4, 2, 1, 1)),  # the token that ends a text
-        ([1], (4, 0, 1, 0)),  # nothing tells whether the model would have ended the word
-        ([1, -100, 4], (5, 0, 1, 0)),
-        ([7, 4], (4, 0, 0, 0)),  # no space
-        ([5, 7, 4], (5, 0, 0, 0)),  # the space is a token of its own
-        ([6, 1, 4], (6, 0, 0, 0)),  # the space begins a line
-        ([3, 8, 4], (10, 4, 1, 1)),  # a sign ends the word
-        ([9, 4], (3, 0, 1, 1)),  # a key is needed for a word of one letter
+        ([1, 4], (5, 1, 1)),
+        ([1, 2, 4], (7, 1, 1)),
+        ([1, 3, 4], (11, 2, 2)),
+        ([1, 0], (4, 1, 1)),  # the token that ends a text
+        ([1], (4, 1, 0)),  # nothing tells whether the model would have ended the word
+        ([1, -100, 4], (5, 1, 0)),
+        ([7, 4], (4, 0, 0)),  # no space
+        ([5, 7, 4], (5, 0, 0)),  # the space is a token of its own
+        ([6, 1, 4], (6, 0, 0)),  # the space begins a line
+        ([3, 8, 4], (10, 1, 1)),  # a sign ends the word
+        ([9, 4], (3, 1, 1)),
     ],
 )
-def test_words_are_those_after_a_space_and_need_one_key(labels, counted):
-    assert count(labels) == counted
+def test_words_are_those_after_a_space(labels, counted):
+    assert words_of(labels) == counted
 
 
-def test_a_word_counts_if_all_of_it_is_right_and_ends():
+def test_a_word_is_guessed_if_all_of_it_is_right_and_ends():
     labels, going_on = [1, 2, 4], [0.0, 1.0, 1.0, 1.0, 0.6, 1.0]
     for wrong in range(2):
-        assert count(labels, [UNSURE if row == wrong else SURE for row in range(3)]) == (7, 0, 1, 0)
-    assert count(labels, [SURE, SURE, going_on]) == (7, 0, 1, 0)
-    half = [0.69, 1.0, 1.0, 0.0, 0.0, 1.0]
-    assert count(labels, [half, SURE, SURE]) == (7, 4, 1, 1)
-    assert count(labels, [half, half, SURE]) == (7, 0, 1, 1)
-    among_spaces = [1.38, 0.0, 1.0, 0.0, 0.0, 0.5]
-    assert count(labels, [among_spaces, SURE, SURE]) == (7, 4, 1, 1)
-    for broken in (math.nan, math.inf):
-        assert count(labels, [[broken] * 6] * 3) == (7, 0, 1, 0)
+        assert words_of(labels, [UNSURE if row == wrong else SURE for row in range(3)]) == (7, 1, 0)
+    assert words_of(labels, [SURE, SURE, going_on]) == (7, 1, 0)
+    assert words_of(labels, [[math.nan] * 6] * 3) == (7, 1, 0)
 
 
 def test_boilerplate_and_prompts_are_not_counted():
-    assert count([1, 4, 3, 4], flags=bytes([1, 1, 0, 0])) == (7, 4, 1, 1)
-    assert count([3, 4], prompt=(4, 1, 4)) == (7, 4, 1, 1)
+    assert words_of([1, 4, 3, 4], flags=bytes([1, 1, 0, 0])) == (7, 1, 1)
+    assert words_of([3, 4], prompt=(4, 1, 4)) == (7, 1, 1)
+
+
+def test_keystrokes_are_saved_in_what_is_counted_without_a_gap():
+    # " the." takes two keys, " ferry" one more.
+    assert count([1, 4, 3, 4]).saved == 8
+    assert count([1, 4, 3, 4], flags=bytes([1, 1, 0, 0])).saved == 4
+    assert count([1, -100, 4]).saved == 0
+    going_on = [0.0, 1.0, 1.0, 0.0, 0.5, 1.0]
+    assert count([1, 4], [SURE, going_on]).saved == 0
 
 
 def test_ghost_text_is_shown_from_the_probability_of_complete():

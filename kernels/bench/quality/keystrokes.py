@@ -33,7 +33,7 @@ from sebp_edge.machine.devices import pick_device
 from sebp_edge.values.documents import Document
 
 SOURCES = (*evidence.OPS, "sebp_edge/engine", "sebp_edge/lessons/examples.py", __file__)
-THRESHOLDS = (0.4, 0.5, MIN_PROBABILITY, 0.6, 0.7)
+THRESHOLDS = sorted({0.4, 0.5, 0.55, 0.6, 0.7, MIN_PROBABILITY})
 
 
 def main(arguments: list[str] | None = None) -> None:

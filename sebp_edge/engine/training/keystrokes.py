@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 # Ghost text is shown from this probability on, as by default in `Personalizer.complete`: the least one at which its
 # first word is right 7 times in 10 (kernels/bench/what-an-adaptation-gains.md).
-MIN_PROBABILITY = 0.55
+MIN_PROBABILITY = 0.6
 # What is known of a token if some of its bytes are typed: of so many; of more, the same.
 MOST_BYTES = 8
 # As by default in `Personalizer.complete`.
