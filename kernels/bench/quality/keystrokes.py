@@ -26,7 +26,7 @@ from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.models.vocabulary import goes_on
 from sebp_edge.engine.training.keystrokes import MIN_PROBABILITY, Keystrokes, type_tokens
-from sebp_edge.engine.training.words import WordReader, rows_of
+from sebp_edge.engine.training.words import WordReader
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_texts
 from sebp_edge.machine.devices import pick_device
@@ -85,7 +85,7 @@ def read(base, reader: WordReader, text: str) -> tuple[list, float, float]:
     torch.nn.functional.cross_entropy(logits_CV, targets_C, reduction="none")
     lost = time.process_time()
     rows = reader.read([logits_CV], targets_C)
-    tokens = [reader.typed(*each) for each in zip(example.labels[1:], rows_of(rows), strict=True)]
+    tokens = [reader.typed(*each) for each in zip(example.labels[1:], rows.tolist(), strict=True)]
     type_tokens(tokens)
     return tokens, lost - start, time.process_time() - lost - (lost - passed)
 

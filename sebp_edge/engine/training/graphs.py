@@ -191,7 +191,7 @@ class MicroBatchGraphs:
     def losses(self, tokens: ActiveTokens, part: str = LOSSES) -> Tensor:
         """Returns the loss of every loss row, in nats: fp32 [C]. Tokens and losses are on the host.
 
-        With the part `WORDS`, returns what is read of their words instead, fp32 [C, 6].
+        With the part `WORDS`, returns what is read of their words instead, fp32 [C, F].
 
         Raises:
             CannotCapture: the micro-batch cannot be captured.

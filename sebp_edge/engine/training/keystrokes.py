@@ -61,16 +61,20 @@ class Keystrokes(NamedTuple):
 def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBABILITY) -> Keystrokes:
     """Types consecutive tokens of a text, and accepts what saves keys."""
     saved = shown = right = at = typed = 0
-    before = (-1, 0.0)  # where the suggestion before is, and how likely beside the token of the text
+    before = (-1, 0.0)
     while at < len(tokens):
-        typed += 1
-        while not _is_end_of_character(tokens[at].bytes, typed):
+        token, typed = tokens[at], typed + 1
+        while typed < len(token.bytes) and token.bytes[typed] & 0xC0 == 0x80:  # within a character
             typed += 1
-        if typed > len(tokens[at].bytes):
+        if typed > len(token.bytes):
             at, typed = at + 1, 0
             continue
-        words, is_right = _suggest(tokens, at, typed, min_probability)
-        found = (at, _odds(tokens[at], typed)) if words or not is_right else (-1, 0.0)
+        share, top = (each[min(typed, MOST_BYTES) - 1] for each in (token.shares, token.tops))
+        words, is_right = [], not top >= min_probability
+        if share == abs(top):
+            words, is_right = _suggest(tokens, at, typed, share, min_probability)
+        # However much is typed of a token, the likeliest one has the same odds to it.
+        found = (at, abs(top) / (share or 1)) if words or not is_right else (-1, 0.0)
         is_new = found[0] != before[0] or not math.isclose(found[1], before[1], rel_tol=1e-5)
         shown, right, before = shown + is_new * (found[0] >= 0), right + is_new * bool(words), found
         options = [(characters - keys, end) for keys, (characters, end) in enumerate(words, 1)]
@@ -84,31 +88,24 @@ def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBA
 
 
 def _suggest(
-    tokens: Sequence[TypedToken], at: int, typed: int, min_probability: float
+    tokens: Sequence[TypedToken], at: int, typed: int, probability: float, min_probability: float
 ) -> tuple[list[tuple[int, int]], bool]:
-    """Suggests what follows some bytes of a token.
+    """Suggests what follows some bytes of a token of this probability, which is the likeliest that begins so.
 
-    Returns:
-        For each right word that is shown, the characters up to its end, and the token that it ends with; and whether
-        nothing wrong is shown.
+    Returns the characters up to the end of each right word that is shown, and the token that it ends with; and whether
+    nothing wrong is shown.
     """
-    token, words = tokens[at], []
-    probability, top = (each[min(typed, MOST_BYTES) - 1] for each in (token.shares, token.tops))
-    if probability != abs(top):
-        return words, not top >= min_probability
-    new, characters = token.bytes[typed:], 0
+    words, new, characters = [], tokens[at].bytes[typed:], 0
     for end in range(at, min(at + _MAX_NEW_TOKENS, len(tokens) - 1)):
         characters += num_characters(new)
         if not probability >= min_probability or b"\n" in new:
             break
         token, following, text = tokens[end], tokens[end + 1], new.decode(errors="ignore")
-        if characters and not text[-1:].isspace():
-            if token.ends_in_word and probability * (1 - following.going_on) >= min_probability:
-                if following.goes_on:
-                    return words, False
-                words.append((characters, end))
-            elif not token.ends_in_word:
-                words.append((characters, end))
+        ended = probability * (1 - following.going_on) if token.ends_in_word else probability
+        if characters and not text[-1:].isspace() and ended >= min_probability:
+            if following.goes_on and token.ends_in_word:
+                return words, False
+            words.append((characters, end))
         new = following.bytes
         if not new or (characters and new[:1].isspace() and _SENTENCE.search(text)):
             break
@@ -118,16 +115,6 @@ def _suggest(
     return words, True
 
 
-def _odds(token: TypedToken, typed: int) -> float:
-    """How likely the likeliest token is beside the own one: of the same token the same, however much is typed."""
-    share, top = (each[min(typed, MOST_BYTES) - 1] for each in (token.shares, token.tops))
-    return abs(top) / share if share else math.inf
-
-
 def num_characters(found: bytes) -> int:
     """Returns how many characters begin in some bytes."""
     return sum(byte & 0xC0 != 0x80 for byte in found)
-
-
-def _is_end_of_character(found: bytes, size: int) -> bool:
-    return size >= len(found) or found[size] & 0xC0 != 0x80

@@ -154,7 +154,7 @@ class Learner:
     def losses_of(self, micro_batch: MicroBatch, *, reads_words: bool = False) -> tuple[Tensor, Tensor]:
         """Returns the losses of the loss rows in nats, fp32 [C], and the example of each, int64 [C], on the host.
 
-        If it reads words, instead of the losses what it has read, [C, 6].
+        If it reads words, instead of the losses what it has read, [C, F].
         """
         examples, words = micro_batch.examples, self.words() if reads_words else None
         if self.graphs is not None:

@@ -87,7 +87,7 @@ class RowLosses:
         return losses, batch.plan.loss_rows // batch.input_ids.shape[1]
 
     def read(self, examples: list[Outline], words: WordReader) -> tuple[Tensor, Tensor]:
-        """Returns what `words` reads of a micro-batch's loss rows, [C, 6], and the example of each, int64 [C]."""
+        """Returns what `words` reads of a micro-batch's loss rows, [C, F], and the example of each, int64 [C]."""
         batch = self.pack(examples)
         return words.read(self.row_logits(examples), batch.targets.to(self._device)), batch.sequences
 

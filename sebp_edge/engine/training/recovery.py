@@ -196,7 +196,7 @@ class RecoveringLearner:
 
         Yields:
             The micro-batch's examples, the losses of its loss rows in nats, fp32 [C], and the example of each loss row,
-            int64 [C]; both tensors are on the host. If it reads words, instead of the losses what it has read, [C, 6].
+            int64 [C]; both tensors are on the host. If it reads words, instead of the losses what it has read, [C, F].
         """
         remaining, done = list(group.micro_batches), 0
         while remaining:

@@ -5,7 +5,7 @@ Words are guessed once the space before them is typed. Keystrokes are saved afte
 Shapes: C loss rows, F columns of what is read, K known tokens, V vocabulary, W tokens that begin with the same bytes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -36,36 +36,6 @@ class WordCounts(NamedTuple):
     saved: int
     words: int
     guessed: int
-
-
-class Row(NamedTuple):
-    """What the logits of a loss row say.
-
-    Attributes:
-        loss: of the label, in nats.
-        is_likeliest, is_likeliest_of_words: whether the label is the likeliest token, and the likeliest of those that
-            begin with a space.
-        likeliest_goes_on: whether the likeliest token goes on with a word.
-        going_on, spaces: the probability of the tokens that do, and of those that begin with a space.
-        highest: that of the likeliest token.
-        typed: the shares and tops of a `TypedToken`.
-    """
-
-    loss: float
-    is_likeliest: float
-    is_likeliest_of_words: float
-    likeliest_goes_on: float
-    going_on: float
-    spaces: float
-    highest: float
-    typed: list[float]
-
-
-def rows_of(rows_CF: Tensor) -> Iterator[Row]:
-    """Yields the row of each loss row that was read."""
-    first = len(Row._fields) - 1
-    for values in rows_CF.tolist():
-        yield Row(*values[:first], values[first:])
 
 
 class _Token(NamedTuple):
@@ -111,7 +81,11 @@ class WordReader:
 
     @precise_sums()
     def read(self, logits: Iterable[Tensor], targets_C: Tensor) -> Tensor:
-        """Returns the values of each `Row`, fp32 [C, F]; its loss is in the first column.
+        """Returns what the logits of each loss row say, fp32 [C, F].
+
+        In order: the loss in nats; whether the label is the likeliest token, and the likeliest of those that begin with
+        a space; whether the likeliest token goes on with a word; the probability of all that do, and that of the
+        likeliest; the shares and the tops of a `TypedToken`.
 
         Args:
             logits: of some loss rows at a time, one after another: fp32 [c, V].
@@ -139,7 +113,7 @@ class WordReader:
         typed[0] = [torch.where(is_spaced_c, *each) for each in zip(own, typed[0], strict=True)]
         shares, tops = zip(*typed, strict=True)
         goes_on_c = self._weights_V2[likeliest_c, 0]
-        found = (losses_c, likeliest_c == targets_c, of_words_c == targets_c, goes_on_c, *sums_c2.unbind(dim=1))
+        found = (losses_c, likeliest_c == targets_c, of_words_c == targets_c, goes_on_c, sums_c2[:, 0])
         return torch.stack([each.float() for each in (*found, highest_c, *shares, *tops)], dim=1)
 
     def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -170,7 +144,7 @@ class WordReader:
             rows_CF: what was read of its loss rows.
             in_boilerplate: see `Outline.boilerplate`.
         """
-        rows, flags = rows_of(rows_CF), iter(in_boilerplate or bytes(len(rows_CF)))
+        rows, flags = iter(rows_CF.tolist()), iter(in_boilerplate or bytes(len(rows_CF)))
         characters = words = guessed = 0
         parts: list[list[TypedToken]] = [[]]
         # Whether there is a word so far, and whether it is guessed.
@@ -181,23 +155,24 @@ class WordReader:
                 parts.append([])
                 continue
             row, is_boilerplate, token = next(rows), next(flags), self._token(label)
+            is_likeliest, is_likeliest_of_words, likeliest_goes_on = row[1:4]
             parts.append([]) if is_boilerplate else parts[-1].append(self.typed(label, row))
             characters += 0 if is_boilerplate else num_characters(token.bytes)
             if is_word and token.goes_on:
-                is_guessed = is_guessed and token.is_whole and row.is_likeliest == 1
+                is_guessed = is_guessed and token.is_whole and is_likeliest == 1
                 continue
-            guessed += is_word and is_guessed and row.likeliest_goes_on == 0
+            guessed += is_word and is_guessed and likeliest_goes_on == 0
             is_word = token.begins_word and not is_boilerplate and not self._token(before).ends_in_space
             words += is_word
-            is_guessed = token.is_whole and row.is_likeliest_of_words == 1
+            is_guessed = token.is_whole and is_likeliest_of_words == 1
         saved = sum(type_tokens(part).saved for part in parts)
         return WordCounts(characters, saved, words, guessed)
 
-    def typed(self, label: int, row: Row) -> TypedToken:
-        """Returns a label's token, as it is typed."""
-        token, shares, tops = self._token(label), row.typed[:MOST_BYTES], row.typed[MOST_BYTES:]
-        numbers = (row.highest, row.going_on, shares, tops)
-        return TypedToken(token.bytes, token.goes_on, token.ends_in_word, row.is_likeliest == 1, *numbers)
+    def typed(self, label: int, row: Sequence[float]) -> TypedToken:
+        """Returns a label's token, as it is typed, from what was read of its row."""
+        token, typed = self._token(label), row[-2 * MOST_BYTES :]
+        numbers = (row[1] == 1, row[5], row[4], typed[:MOST_BYTES], typed[MOST_BYTES:])
+        return TypedToken(token.bytes, token.goes_on, token.ends_in_word, *numbers)
 
     def _token(self, number: int) -> _Token:
         if number not in self._known:
