@@ -63,10 +63,8 @@ class WordFigures:
         before, after = (100 - 100 * saved / self.keystrokes for saved in (self.saved_before, self.saved_after))
         digits = 0 if abs(before - after) >= 1 else 1
         chance = ", which may be chance" if self.saved_more_lowest <= 0 <= self.saved_more_highest else ""
-        return (
-            f"Typing your texts with its suggestions takes {after:.{digits}f} of 100 keys, {before:.{digits}f} "
-            f"before{chance}."
-        )
+        keys = f"{after:.{digits}f} of 100 keys, {before:.{digits}f} before"
+        return f"Typing your texts with its suggestions takes {keys}{chance}."
 
 
 def _interval(lowest: float | None, highest: float | None) -> str:

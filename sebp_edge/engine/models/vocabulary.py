@@ -59,11 +59,10 @@ class Vocabulary:
         return self._order[begin:end]
 
     def beginnings(self, most: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the tokens in the order of their bytes, and where those stand that begin as each token does.
+        """Returns the tokens in the order of their bytes, int64 [known], and where in it those are that begin alike.
 
-        Returns:
-            The tokens, int64 [known]; and for each token and its first 1 to `most` bytes, where the tokens that begin
-            with these begin in that order, and how many they are: int64 [vocabulary, most]; none if it has fewer bytes.
+        For each token and its first 1 to `most` bytes: where the tokens with these begin, and how many they are, int64
+        [vocabulary, most]; none if it has fewer bytes.
         """
         first = np.array(self._sorted, dtype=f"S{most}").view(np.uint8).reshape(-1, most)
         sizes, places = np.array([len(found) for found in self._sorted]), np.arange(len(first))

@@ -10,13 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Ghost text is shown from this probability on, as by default in `Personalizer.complete`: the least one at which its
-# first word is right 7 times in 10 (kernels/bench/what-an-adaptation-gains.md).
+# As by default in `Personalizer.complete`; from it on, 7 of 10 first words are right (what-an-adaptation-gains.md).
 MIN_PROBABILITY = 0.6
-# What is known of a token if some of its bytes are typed: of so many; of more, the same.
-MOST_BYTES = 8
-# As by default in `Personalizer.complete`.
-_MAX_NEW_TOKENS = 16
+MOST_BYTES = 8  # of a token are told apart; what is known of more is what is known of these
+_MAX_NEW_TOKENS = 16  # as by default in `Personalizer.complete`
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
 
 
@@ -25,11 +22,9 @@ class TypedToken(NamedTuple):
 
     Attributes:
         bytes: empty for a control token.
-        goes_on: whether it goes on with a word.
-        ends_in_word: whether a letter after it would go on with its word.
+        goes_on, ends_in_word: whether it goes on with a word, and whether a letter after it would.
         is_likeliest: whether it is the likeliest token.
-        highest: the probability of the likeliest token.
-        going_on: that of all tokens that go on with a word.
+        highest, going_on: the probability of the likeliest token, and of all that go on with a word.
         shares: once its first 1, 2, ... bytes are typed, its share of the probability of all tokens with them.
         tops: the share of the likeliest of these; negative if that has no more bytes.
     """
@@ -77,12 +72,10 @@ def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBA
         found = (at, abs(top) / (share or 1)) if words or not is_right else (-1, 0.0)
         is_new = found[0] != before[0] or not math.isclose(found[1], before[1], rel_tol=1e-5)
         shown, right, before = shown + is_new * (found[0] >= 0), right + is_new * bool(words), found
-        options = [(characters - keys, end) for keys, (characters, end) in enumerate(words, 1)]
-        if words and is_right:
-            options.append((words[-1][0] - 1, words[-1][1]))
-        more, end = max(options, default=(0, at))
+        # One key accepts all of it.
+        keys = [1] * len(words) if is_right else range(1, len(words) + 1)
+        more, end = max(((word[0] - key, word[1]) for key, word in zip(keys, words, strict=True)), default=(0, at))
         if more > 0:
-            # The next key may be saved, too, by what is suggested then.
             saved, at, typed = saved + more, end, len(tokens[end].bytes) - 1
     return Keystrokes(saved, shown, right)
 

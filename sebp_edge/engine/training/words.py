@@ -81,9 +81,9 @@ class WordReader:
 
     @precise_sums()
     def read(self, logits: Iterable[Tensor], targets_C: Tensor) -> Tensor:
-        """Returns what the logits of each loss row say, fp32 [C, F].
+        """Returns what the logits of each loss row say, fp32 [C, F], in order:
 
-        In order: the loss in nats; whether the label is the likeliest token, and the likeliest of those that begin with
+        the loss in nats; whether the label is the likeliest token, and the likeliest of those that begin with
         a space; whether the likeliest token goes on with a word; the probability of all that do, and that of the
         likeliest; the shares and the tops of a `TypedToken`.
 
@@ -116,7 +116,7 @@ class WordReader:
         found = (losses_c, likeliest_c == targets_c, of_words_c == targets_c, goes_on_c, sums_c2[:, 0])
         return torch.stack([each.float() for each in (*found, highest_c, *shares, *tops)], dim=1)
 
-    def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor) -> list[tuple[Tensor, ...]]:
         """Returns the share and the top of each label once its first 1, 2, ... bytes are typed; see `TypedToken`."""
         order_K, begins_VF, counts_VF = self._beginnings
         typed = []
@@ -125,14 +125,14 @@ class WordReader:
             places_cW = (begins_VF[targets_c, at][:, None] + places_W).clamp_(max=len(order_K) - 1)
             found_cW = probabilities_cV.gather(1, order_K[places_cW])
             found_cW.masked_fill_(places_W >= counts_VF[targets_c, at][:, None], 0)
-            top_c, which_c = found_cW.max(dim=1, keepdim=True)
-            tokens_c = order_K[places_cW.gather(1, which_c)].squeeze(1)
-            typed.append(self._shares(own_c, found_cW.sum(dim=1), top_c.squeeze(1), tokens_c, at + 1))
+            top_c, which_c = found_cW.max(dim=1)
+            tokens_c = order_K[begins_VF[targets_c, at] + which_c]
+            typed.append(self._shares(own_c, found_cW.sum(dim=1), top_c, tokens_c, at + 1))
         return typed
 
     def _shares(
         self, own_c: Tensor, total_c: Tensor, top_c: Tensor, tokens_c: Tensor, typed: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Returns the share of each label, and that of the likeliest token; negative if that has no more bytes."""
         total_c = total_c.clamp(min=torch.finfo(torch.float32).tiny)
         return own_c / total_c, torch.where(self._sizes_V[tokens_c] > typed, top_c, -top_c) / total_c
@@ -147,7 +147,6 @@ class WordReader:
         rows, flags = iter(rows_CF.tolist()), iter(in_boilerplate or bytes(len(rows_CF)))
         characters = words = guessed = 0
         parts: list[list[TypedToken]] = [[]]
-        # Whether there is a word so far, and whether it is guessed.
         is_word = is_guessed = False
         for before, label in zip(example.input_ids, example.labels[1:], strict=False):
             if label == IGNORE:  # nothing tells whether the model ended the word
@@ -165,8 +164,7 @@ class WordReader:
             is_word = token.begins_word and not is_boilerplate and not self._token(before).ends_in_space
             words += is_word
             is_guessed = token.is_whole and is_likeliest_of_words == 1
-        saved = sum(type_tokens(part).saved for part in parts)
-        return WordCounts(characters, saved, words, guessed)
+        return WordCounts(characters, sum(type_tokens(part).saved for part in parts), words, guessed)
 
     def typed(self, label: int, row: Sequence[float]) -> TypedToken:
         """Returns a label's token, as it is typed, from what was read of its row."""
