@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 
 import torch
-from notes_quality import notes
 
 import evidence
+from quality.notes_quality import notes
 from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.completion import complete_text
