@@ -163,8 +163,8 @@ def load_driver(monkeypatch):
 
 @pytest.fixture
 def take_at_most(monkeypatch):
-    """A function that sets how many seconds the readers of a module's files may take."""
-    return lambda module, seconds: monkeypatch.setattr(module, "MAX_SECONDS", seconds)
+    """A function that sets how many seconds a reader of `sebp_edge.reading.formats` may take."""
+    return lambda name, seconds: monkeypatch.setattr(f"sebp_edge.reading.formats.{name}.MAX_SECONDS", seconds)
 
 
 @pytest.fixture
