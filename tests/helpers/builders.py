@@ -22,9 +22,11 @@ from transformers import (
     RobertaConfig,
 )
 
+from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
+from sebp_edge.events import silent
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.research import ActiveTokens, RowPlan
@@ -149,6 +151,12 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
     return batch if family == "distilbert" else batch | {"token_type_ids": types.long() * mask}
 
 
+def load_base(model, recipe="notes", device="cpu", on_event=silent):
+    """The loaded model that calls of a Personalizer share."""
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+    return Personalizer(model, recipe=recipe, device=device).in_use.load(on_event)
+
+
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
     """`make_llama(**changes)` with the weights of `model`, dequantised to fp32 if they are in FP8 or 4 bits."""
     twin = make_llama(**changes)
@@ -163,6 +171,11 @@ def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
                 weight = dequantize_4bit(weight.data, state)
             parameter.copy_(weight)
     return twin
+
+
+def hoist(model, **options) -> Hoisted:
+    """Hoists a model that computes the same on active rows, which `Hoisted` of `sebp_edge.research` would try first."""
+    return Hoisted(model, **options)
 
 
 def row_losses(rows, input_ids, plan):

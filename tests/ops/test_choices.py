@@ -5,8 +5,11 @@ import logging
 
 import pytest
 import torch
+import torch.nn.functional as F
+from pairwise import pairwise
+from random_cases import random_case
 
-from sebp_edge.ops import ActiveRows, choices
+from sebp_edge.ops import ActiveRows, choices, detect, select_rows, sparse_linear
 from sebp_edge.ops.choices import Algorithms, Shape
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles, safe_tiles
 
@@ -190,3 +193,28 @@ def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch, reque
     found = measure.measure([(24, 40)], [rows], torch.float16)
     assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}
     assert choices.read(choices.measured_file(0)) == found
+
+
+TINY = Tiles(16, 16, 16, 2, 4, 2)
+
+
+@pairwise(
+    dx=[None, TINY],
+    dweight=[None, TINY],
+    trained=["xwb", "x", "w", "b", "xb", "xw"],
+    given=["ids", "detect", "weighted"],
+)
+def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
+    monkeypatch.setattr(choices, "choose", lambda shape, device: choices.Algorithms(dx, dweight))
+    x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
+    keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
+    factors = torch.arange(24) / 7
+    rows = {"ids": ids, "detect": detect, "weighted": lambda douts: select_rows(keep, factors)}[given]
+    tensors = {"x": x, "w": weight, "b": bias}
+    for name in trained:
+        tensors[name].requires_grad_()
+    scaled = dout * factors[:, None] if given == "weighted" else dout
+    expected = torch.autograd.grad(F.linear(x, weight, bias), [tensors[name] for name in trained], scaled)
+    found = torch.autograd.grad(sparse_linear(x, weight, bias, rows), [tensors[name] for name in trained], dout)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

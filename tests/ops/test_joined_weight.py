@@ -16,7 +16,6 @@ from random_cases import (
 )
 
 from sebp_edge.ops import GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
-from sebp_edge.ops.copies import TensorCopy, copy_all, repeatedly
 
 
 @pytest.fixture(autouse=True)
@@ -92,26 +91,6 @@ def test_changed_adapters_are_used_after_a_refresh():
     fresh = LoraGroup.stack(leaves, joined=True)
     assert torch.equal(group.joined.matrix, fresh.joined.matrix)
     assert torch.equal(group.stacked_B, fresh.stacked_B)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_many_copies_in_one_launch_have_the_bits_of_each(dtype, poisoned_memory):
-    sizes = [(1, 1), (3, 5000), (70, 33), (0, 4), (2048, 1)]
-    wide = [draw(rows + 1, 2 * columns, dtype=dtype, seed=rows) for rows, columns in sizes]
-    expected = [each.clone() for each in wide]
-
-    def copies(targets):
-        return [
-            TensorCopy(draw(*size, seed=number), target[1:, size[1] :], scale)
-            for number, (size, target, scale) in enumerate(zip(sizes, targets, (1.0, 0.3, 2.0, 1.0, -1.0), strict=True))
-        ]
-
-    run = repeatedly(copies(wide))
-    copy_all(copies(expected))
-    run()
-    assert all(map(torch.equal, wide, expected))
-    run()
-    assert all(map(torch.equal, wide, expected))
 
 
 def test_a_weight_that_is_kept_dequantised_has_the_bits_of_the_same_weight_in_full():
