@@ -23,6 +23,8 @@ from transformers import (
 )
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
@@ -155,6 +157,11 @@ def load_base(model, recipe="notes", device="cpu", on_event=silent):
     """The loaded model that calls of a Personalizer share."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     return Personalizer(model, recipe=recipe, device=device).in_use.load(on_event)
+
+
+def shape_of(model):
+    """What is known of a model before it is loaded."""
+    return read_shape(resolve(model))
 
 
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
