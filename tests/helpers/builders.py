@@ -24,6 +24,8 @@ from transformers import (
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models import adaptation
+from sebp_edge.engine.models.adaptation import Adaptation
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
@@ -157,6 +159,16 @@ def load_base(model, recipe="notes", device="cpu", on_event=silent):
     """The loaded model that calls of a Personalizer share."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     return Personalizer(model, recipe=recipe, device=device).in_use.load(on_event)
+
+
+def attach(base, recipe, seed=0) -> Adaptation:
+    """Attaches a new adaptation to a loaded model."""
+    return adaptation.attach(base, recipe, seed)
+
+
+def load_adapter(base, folder) -> Adaptation:
+    """Loads a saved adapter onto a loaded model."""
+    return adaptation.load(base, folder)
 
 
 def shape_of(model):
