@@ -12,7 +12,6 @@ import torch
 from served import SECONDS
 
 from sebp_edge.basics.children import ending_with_this
-from sebp_edge.machine import crowding
 from sebp_edge.machine.crowding import Crowding
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc/stat")
@@ -39,25 +38,38 @@ def two_threads():
 
 
 @pytest.fixture
-def others(monkeypatch, two_threads):
-    """A function that sets how many cores others use from now on; this process is taken to have two."""
-    state = {"rate": 0.0, "since": time.perf_counter(), "used": 0.0}
+def two_cores(two_threads):
+    """This process has two cores."""
+    usual = os.sched_getaffinity(0)
+    if len(usual) < 2:
+        pytest.skip("needs two cores")
+    os.sched_setaffinity(0, sorted(usual)[:2])
+    yield
+    os.sched_setaffinity(0, usual)
 
-    def used():
+
+class Others:
+    """What other programs use of this process's cores: so many from now on, once it is called."""
+
+    def __init__(self):
+        self._rate, self._since, self._total = 0.0, time.perf_counter(), 0.0
+
+    def used(self):
         now = time.perf_counter()
-        return now, state["used"] + state["rate"] * (now - state["since"])
+        return now, self._total + self._rate * (now - self._since)
 
-    def use(cores):
-        now, total = used()
-        state.update(rate=cores, since=now, used=total)
+    def __call__(self, cores):
+        self._since, self._total = self.used()
+        self._rate = cores
 
-    monkeypatch.setattr(crowding, "_used", used)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    return use
+
+@pytest.fixture
+def others(two_cores):
+    return Others()
 
 
 def test_threads_are_held_while_others_need_the_cores(others):
-    crowd = Crowding()
+    crowd = Crowding(others.used)
     with crowd.watched(CPU):
         others(0.1)
         until(lambda: names() == ["sebp-edge crowding"])
@@ -88,7 +100,7 @@ def test_no_bit_changes(others):
     x, weight = torch.randn(70, 512, generator=generator), torch.randn(300, 512, generator=generator)
     expected = torch.nn.functional.linear(x, weight).softmax(-1)
     others(2.0)
-    with Crowding().watched(CPU):
+    with Crowding(others.used).watched(CPU):
         until(lambda: "sebp-edge holds threads" in names())
         assert torch.equal(torch.nn.functional.linear(x, weight).softmax(-1), expected)
 
