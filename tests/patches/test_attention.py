@@ -8,10 +8,11 @@ from model_families import MODELS
 from pairwise import pairwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted
+from sebp_edge.engine.sparse.hoist import ATTENTION, Hoisted, rows_attention
 from sebp_edge.engine.sparse.patches import attention
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.counts import MAX_DQ_BYTES
+from sebp_edge.errors import SparsityError
 from sebp_edge.ops import attention as op
 from sebp_edge.research import ActiveTokens, RowPlan
 
@@ -102,3 +103,12 @@ def test_heads_are_grouped_with_the_keys_that_they_share():
     groups = op._head_groups(24, 8, dq_bytes, dq_bytes // 2 - 1)
     assert groups == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
     assert len(op._head_groups(24, 8, dq_bytes, 1)) == 8
+
+
+def test_attention_refuses_options_that_it_does_not_implement():
+    query = torch.randn(1, 2, 3, 4)
+    lengths = torch.tensor([0, 3], dtype=torch.int32)
+    with pytest.raises(SparsityError, match="does not support s_aux"):
+        rows_attention(None, query, query, query, None, cu_seq_lens_q=lengths, max_length_q=3, s_aux=torch.ones(2))
+    with pytest.raises(SparsityError, match="does not support an attention mask"):
+        rows_attention(None, query, query, query, torch.ones(1), cu_seq_lens_q=lengths, max_length_q=3)
