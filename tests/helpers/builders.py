@@ -245,6 +245,15 @@ def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
     return texts
 
 
+def make_chats(count=20):
+    """Chats of a question and an answer."""
+    pairs = zip(make_sentences(count), make_sentences(count, seed=1), strict=True)
+    return [
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for question, answer in pairs
+    ]
+
+
 @contextmanager
 def gpu_sync_forbidden():
     """Makes every operation on which the host waits for the GPU raise a RuntimeError."""

@@ -310,6 +310,13 @@ def kernels(monkeypatch):
 
 
 @pytest.fixture
+def our_kernels(request):
+    """Runs our kernels: on a GPU where there is one, else in Triton's interpreter."""
+    if not torch.cuda.is_available():
+        request.getfixturevalue("kernels")
+
+
+@pytest.fixture
 def plain_pytorch(monkeypatch):
     """Runs the reference of our kernels, on a GPU too."""
     monkeypatch.setattr(backend, "runs_kernels", lambda tensor: False)

@@ -17,11 +17,7 @@ from random_cases import (
 
 from sebp_edge.ops import GatedInputs, LoraGroup, gated, gated_lora_linear, lora_linear
 
-
-@pytest.fixture(autouse=True)
-def our_kernels(request):
-    if DEVICE == "cpu":
-        request.getfixturevalue("kernels")
+pytestmark = pytest.mark.usefixtures("our_kernels")
 
 
 def outputs_and_gradients(x, projections, douts, dtype, adapter_dtype, *, joined):
