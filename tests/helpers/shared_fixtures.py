@@ -101,8 +101,11 @@ def caplog():
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_renderers():
-    """Shares the processes that render chat templates, which start for each tokenizer otherwise."""
-    renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source))
+    """Shares the processes that render chat templates, which start for each tokenizer otherwise.
+
+    On a busy machine, the usual seconds would end before a template runs out of memory.
+    """
+    renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source, seconds=60))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sebp_edge.lessons.conversations.Renderer", lambda source: renderer(source, os.getpid()))
         yield
