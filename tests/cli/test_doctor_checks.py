@@ -5,8 +5,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
-import torch
-from fake_gpu import FakeCuda
+from fake_gpu import FakeCuda, simulate
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore
@@ -80,7 +79,7 @@ class T4(FakeCuda):
 
 
 def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
-    monkeypatch.setattr(torch, "cuda", T4())
+    simulate(monkeypatch, T4())
     found = doctor._device()
     assert found.state == "Tesla T4, 15.8 GB, compute capability 7.5"
     assert "fp32 and take twice the memory" in found.problem

@@ -37,7 +37,7 @@ if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
 import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
-from fake_machine import FakeMachine
+from fake_machine import MEASURED_ON, FakeMachine
 from logged import Logged
 from quick import SHORT_ASSESSMENT, skip_assessment
 
@@ -310,6 +310,12 @@ def kernels(monkeypatch):
     tiles = Tiles(16, 16, 16, 2, 4, 2)
     monkeypatch.setattr(backend, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(choices, "choose_for_unknown_count", lambda *_: choices.Algorithms(tiles, tiles))
+
+
+@pytest.fixture
+def on_machine(monkeypatch):
+    """Takes this machine for another one, as the choices of our operations know it."""
+    monkeypatch.setattr(choices, "machine", lambda index: MEASURED_ON)
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_weights_are_bf16_if_the_gpu_supports_it(monkeypatch, bf16, expected):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+def test_weights_are_bf16_if_the_gpu_supports_it(machine, bf16, expected):
+    machine.has_gpus(1, bf16=bf16)
     assert devices.pick_dtype(torch.device("cuda")) is expected
     assert devices.lacks_bf16(torch.device("cuda")) is not bf16
     assert devices.pick_dtype(CPU) is torch.float32
