@@ -55,9 +55,8 @@ def test_choices_are_read_back_from_their_file(tmp_path):
 
 @pytest.mark.parametrize("part", MEASURED_ON)
 def test_another_machine_has_another_file(tmp_path, part):
-    assert choices.choices_file(tmp_path, MEASURED_ON | {part: "another"}) != choices.choices_file(
-        tmp_path, MEASURED_ON
-    )
+    other = MEASURED_ON | {part: "another"}
+    assert choices.choices_file(tmp_path, other) != choices.choices_file(tmp_path, MEASURED_ON)
 
 
 @pytest.mark.parametrize(
