@@ -27,6 +27,8 @@ RANK = 16
 READER = "reader"
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
+# How many learning rates a training tries at most.
+MAX_RATES = 8
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
 
@@ -45,7 +47,9 @@ class Recipe:
             "lora", on GPUs since Ada.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
-        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero).
+        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of several, some
+            are tried for one epoch from the start, and the training goes on with the one whose validation loss is
+            lowest; without validation documents, with the middle one.
         learning_on_share: the peak learning rate of a training that learns on, as a share of `learning_rate`.
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
@@ -77,7 +81,7 @@ class Recipe:
     load_in_fp8: bool = False
     r: int | None = None
     lora_alpha: int = 32
-    learning_rate: float = 2e-4
+    learning_rate: float | tuple[float, ...] = 2e-4
     learning_on_share: float = 0.5
     warmup_ratio: float = 0.1
     epochs: int = 3
@@ -97,6 +101,10 @@ class Recipe:
     def __post_init__(self):
         for field in dataclasses.fields(Recipe):
             object.__setattr__(self, field.name, _validate(self.name, field, getattr(self, field.name)))
+        if self.method == "full" and len(self.learning_rates) > 1:
+            raise RecipeError(
+                f"Recipe {self.name!r}: only adapters try several learning rates; give one, or use method 'lora'."
+            )
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
                 f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."
@@ -165,6 +173,16 @@ class Recipe:
         return self.replace(r=self.r or RANK, load_in_4bit=bool(self.load_in_4bit))
 
     @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The peak learning rates that may be tried, in ascending order."""
+        return self.learning_rate if isinstance(self.learning_rate, tuple) else (self.learning_rate,)
+
+    @property
+    def middle_rate(self) -> float:
+        """The peak learning rate of a training that tries none."""
+        return self.learning_rates[len(self.learning_rates) // 2]
+
+    @property
     def is_plain_lora(self) -> bool:
         """Whether an adapter is trained on weights that are not quantised."""
         return self.method == "lora" and not (self.load_in_4bit or self.load_in_fp8)
@@ -183,7 +201,7 @@ class Recipe:
 
     def learning_on(self) -> "Recipe":
         """Returns the recipe of a training that learns on: it has fewer documents, and must not forget the others."""
-        return self.replace(learning_rate=self.learning_on_share * self.learning_rate)
+        return self.replace(learning_rate=self.learning_on_share * self.middle_rate)
 
     def replace(self, **changes) -> "Recipe":
         """Returns a copy with some values changed; None keeps the recipe's own value.
@@ -263,6 +281,10 @@ _AT_MOST_ANY = {float: 1e30, int: 2**62}
 def _validate(recipe: str, field: dataclasses.Field, value):
     """Returns `value` in the field's type; raises a RecipeError that names the key and the expected value."""
     kind = field.type
+    if tuple[float, ...] in get_args(kind):
+        kind = float
+        if isinstance(value, list | tuple):
+            return _validate_several(recipe, field, value)
     if NoneType in get_args(kind):
         # None: the key is left out.
         if value is None:
@@ -286,6 +308,17 @@ def _validate(recipe: str, field: dataclasses.Field, value):
     if not is_valid:
         raise RecipeError(f"Recipe {recipe!r}: {field.name} must be {expected}, but is {_shorten(value)}.")
     return value
+
+
+def _validate_several(recipe: str, field: dataclasses.Field, values: list | tuple) -> tuple:
+    """Returns several values of a field; a single one by itself."""
+    checked = tuple(_validate(recipe, field, value) for value in values)
+    if not 0 < len(set(checked)) == len(checked) <= MAX_RATES:
+        raise RecipeError(
+            f"Recipe {recipe!r}: {field.name} must be a number, or up to {MAX_RATES} different ones, but is "
+            f"{_shorten(list(values))}."
+        )
+    return tuple(sorted(checked)) if len(checked) > 1 else checked[0]
 
 
 def _shorten(value) -> str:

@@ -24,7 +24,7 @@ from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.engine.sparse.sparsify import Sparsified
 from sebp_edge.errors import MachineError, Paused
 from sebp_edge.events import GraphCaptured, StepDone, Waiting
-from sebp_edge.machine.gpu_use import TAKEN, GpuUse
+from sebp_edge.machine.politeness import TAKEN, GpuUse
 from sebp_edge.ops import (
     AdamW,
     LoraGroup,

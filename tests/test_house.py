@@ -55,28 +55,28 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_454
+MAX_LINES = 50_601
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_562,
-    "ask": 1_059,
-    "basics": 945,
+    "files at the root": 1_597,
+    "ask": 1_049,
+    "basics": 884,
     "basics.pages": 257,
-    "cli": 2_910,
+    "cli": 2_901,
     "engine": 9,
-    "engine.memory": 1_647,
-    "engine.models": 4_670,
+    "engine.memory": 1_649,
+    "engine.models": 4_662,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
-    "engine.sparse.rows": 1_211,
-    "engine.training": 4_082,
+    "engine.sparse.rows": 1_223,
+    "engine.training": 4_176,
     "export": 1_969,
     "lessons": 2_243,
-    "machine": 1_013,
+    "machine": 1_003,
     "reading": 6_749,
     "research": 1_778,
-    "run": 5_409,
-    "serve": 2_960,
+    "run": 5_463,
+    "serve": 3_008,
     "store": 2_776,
     "values": 1_830,
 }

@@ -4,7 +4,9 @@ It takes seconds per layer, so it never runs inside a training step. An algorith
 been compared with cuBLAS's. Times are medians of replays of captured graphs, without the host's launches.
 """
 
+import functools
 import itertools
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -16,7 +18,6 @@ from . import choices
 from .gpu import move_rows, products
 from .rows import ActiveRows
 from .tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
-from .timing import milliseconds
 
 
 class LayerTimes(NamedTuple):
@@ -112,6 +113,36 @@ def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: to
         {tiles: milliseconds(algorithm) for tiles, algorithm in dx_algorithms.items()},
         {tiles: milliseconds(algorithm) for tiles, algorithm in dweight_algorithms.items()},
     )
+
+
+@functools.cache
+def capture_stream() -> torch.cuda.Stream:
+    """The one stream for capturing timed work, because a backward pass runs on its forward pass's stream."""
+    return torch.cuda.Stream()
+
+
+def milliseconds(function: Callable[[], object], *, calls: int = 5, repeats: int = 5) -> float:
+    """Median GPU milliseconds of one call, over replays of a graph of several calls."""
+    stream = capture_stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(calls):
+                function()
+        graph.replay()
+        times = []
+        for _ in range(repeats):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) / calls)
+    return statistics.median(times)
 
 
 def check(algorithms: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:

@@ -10,6 +10,5 @@ wording            questions below passages, as a conversation with the model
 practice           the bundled notes, and the questions about them
 practice_examples  practice notes -> examples to train on; apart, since choosing a recipe needs no numpy
 make_quiz          practice notes -> the questions that the gate asks
-general_texts      general text, chat and questions, which tell what the model could do before
-probes             language and facts that tell what the model could before
+general_texts      general text, chat and questions; probes of what the model could before
 """

@@ -3,7 +3,6 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 children        starts programs that end with this process, and kills them
-clock           a clock for rates, which stands still while the process is stopped
 files           reads small files, writes files whole or not at all
 flash_attention sizes of attention's kernels, for the operations and the memory plan
 labels          the label of tokens without loss

@@ -1,15 +1,18 @@
 """`sebp-edge adapt PATH...`: trains an adapter on texts and saves it."""
 
+import ctypes
+import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 from typer.core import TyperCommand
 
-from sebp_edge.cli.ahead import begin_ahead
 from sebp_edge.cli.base_model import open_store, personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
 from sebp_edge.cli.console import out as console
@@ -17,8 +20,10 @@ from sebp_edge.cli.forget import show_receipt
 from sebp_edge.cli.options import GpuShare, Polite, Request, Threads, parse_path, takes_request
 from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.errors import Interrupted, OptionError
+from sebp_edge.engine.models.hub_cache import local_folder
+from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError
 from sebp_edge.events import NameInUse
+from sebp_edge.machine.host import free_host_memory, gpu_use_at_first
 from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.values.documents import printable
 
@@ -35,6 +40,7 @@ _JOB = re.compile("[0-9a-f]{6}|[0-9a-f]{12}")
 LINES, COLUMNS = 15, 80
 # Its paragraphs in the order in which they stand.
 HEADLINE, ACCOUNT, WARNING, EXPECTATION, COMMAND = range(5)
+_CHUNK_BYTES = 2**23
 
 
 class AdaptCommand(TyperCommand):
@@ -173,6 +179,47 @@ def _run(settings: dict, arguments: dict, options: dict, *, as_json: bool, is_fo
         return
     if result.overtaken_by is not None or not (result.passed or options["activate_anyway"]):
         raise typer.Exit(NOT_BETTER)
+
+
+def begin_ahead(model: str | Path, device: str | None) -> list[Thread]:
+    """Does what needs no library while these are imported: reads the weights, and starts the GPU's driver.
+
+    Each takes up to seconds, in which Python's lock is free. Errors are left to those who need the file or GPU next.
+    Returns the threads, without the GPU's if the device is another one.
+    """
+    threads = [Thread(target=_read_weights, args=(model,), name="sebp-edge weights ahead", daemon=True)]
+    if device is None or device.startswith("cuda"):
+        number = (device or "").partition(":")[2]
+        index = int(number) if number.isdecimal() else 0
+        threads.append(Thread(target=_start_gpu, args=(index,), name="sebp-edge GPU ahead", daemon=True))
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _start_gpu(index: int) -> None:
+    """Makes the context of an NVIDIA GPU that torch's CUDA runtime uses, too; first, asks what is in use without it."""
+    gpu_use_at_first()
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does, but the driver reads it only once
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        gpu, context = ctypes.c_int(), ctypes.c_void_p()
+        if driver.cuInit(0) == driver.cuDeviceGet(ctypes.byref(gpu), index) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)
+
+
+def _read_weights(model: str | Path) -> None:
+    """Reads a model's weights into the page cache, unless they would take most of the free memory."""
+    with suppress(OSError, SebpEdgeError):
+        path = local_folder(resolve(model))
+        files = [] if path is None else [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+        if 2 * sum(file.stat().st_size for file in files) > free_host_memory():
+            return
+        chunk = bytearray(_CHUNK_BYTES)
+        for file in files:
+            with file.open("rb", buffering=0) as stream:
+                while stream.readinto(chunk):
+                    pass
 
 
 def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):

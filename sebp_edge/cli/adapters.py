@@ -214,8 +214,7 @@ def gc(
     """Delete old versions, interrupted ones, and what killed processes left.
 
     Of each adapter, the active version, the one that was active before it, the best so far, and the newest three stay.
-    A version of an
-    interrupted training goes once there is a newer one.
+    A version of an interrupted training goes once there is a newer one.
     """
     with one_sentence_errors(as_json=as_json):
         store = open_store()

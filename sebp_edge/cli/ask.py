@@ -15,7 +15,7 @@ from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import READER
 from sebp_edge.values.documents import check_text, printable
@@ -131,12 +131,9 @@ def _answer(personalizer, question: str, texts, before, adapter, passages: int, 
             num_passages=passages,
             on_text=stream if streams else None,
         )
-    except Interrupted:
+    finally:
         if streamed and not as_json:
             typer.echo()
-        raise
-    if streamed and not as_json:
-        typer.echo()
     _show(answer, question, as_json, is_streamed=bool(streamed))
     return answer
 

@@ -132,7 +132,8 @@ def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
         found = [Recipe.load(name) for name in chosen or Recipe.names()]
         if as_json:
             for recipe in found:
-                print_json({"event": "recipe", **asdict(recipe)})
+                rates = {"learning_rate": recipe.middle_rate, "learning_rates": recipe.learning_rates}
+                print_json({"event": "recipe", **asdict(recipe), **rates})
         elif chosen:
             for recipe in found:
                 values = asdict(recipe.with_defaults())
@@ -154,9 +155,9 @@ def jobs(context: typer.Context, as_json: Json = False) -> None:
         found = [job.to_dict() for job in stored.list()]
         for sentence in stored.damaged():
             print_note(sentence)
-        for job in found if as_json else ():
-            print_json({"event": "stored_job"} | job)
         if as_json:
+            for job in found:
+                print_json({"event": "stored_job"} | job)
             return
         if not found:
             out.print("No training runs, is paused or was interrupted.")

@@ -199,7 +199,7 @@ class ProgressPrinter:
 
     def _training_started(self, event: TrainingStarted) -> None:
         self._num_trainings += 1
-        name = {"train": "training", "all documents": "training"}.get(event.phase, event.phase)
+        name = _PHASES.get(event.phase, event.phase)
         if event.phase == "all documents" and self._num_trainings > 1:
             name = "last training"
         trained, total = event.train_documents, self._num_documents
@@ -220,6 +220,8 @@ class ProgressPrinter:
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
+            if event.learning_rate is not None:
+                when += f" at the learning rate {event.learning_rate:g}"
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
             out.print(f"  validation loss {event.loss:.3f}, on documents that it was trained on now")

@@ -9,7 +9,7 @@ adaptation_job, resuming
 call              what a call works with that reads texts; imports no torch
 model_call        the same with a model; begins one call at a time, stops and pauses it
 conditions        the model and the machine that a training is planned for; imports no torch
-job               one call as a job: the id of its events, and how far the whole is
+job               one call as a job: the id of its events, how far the whole is, and its clock
 work_ahead        lays out the phases of a call that are ahead
 preparation       prepares texts: decides how the training begins, makes schedules, plans the memory; imports no torch
 encoding          the same here, with the loaded model, which may also be the teacher

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from sebp_edge.ask.probes import encode_probes
+from sebp_edge.ask.general_texts import encode_probes
 from sebp_edge.engine.models.adaptation import Adaptation, load
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.training.copies import longest_copies

@@ -12,8 +12,7 @@ from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import Interrupted, MachineError, Paused
 from sebp_edge.events import Notice, Waiting
 from sebp_edge.machine import devices, process
-from sebp_edge.machine.gpu_use import GpuUse
-from sebp_edge.machine.politeness import Politeness, is_on_battery
+from sebp_edge.machine.politeness import GpuUse, Politeness, is_on_battery
 from sebp_edge.run.job import JobSink
 
 # How often it is looked whether there is a reason to wait, and whether a wait is over or was ended.

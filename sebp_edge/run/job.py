@@ -1,22 +1,22 @@
-"""One call as a job: gives its events their id, and tells how far the whole is.
+"""One call as a job: gives its events their id, and tells how far the whole is, by a clock of its own.
 
 The work ahead is a list of phases, each with the seconds that it is expected to take, in parts of a kind: steps,
 evaluations, decoding and so on. As they are done, the seconds that each kind really takes correct the rest.
 """
 
 import math
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
-from threading import Thread
 from typing import TypeVar
 
 import psutil
 
-from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import Check, StopSignal
 from sebp_edge.basics.units import duration
 from sebp_edge.engine.models.libraries import quiet_libraries
@@ -51,6 +51,10 @@ TRUST = 1.0
 WORTH_A_NOTICE = 30.0
 # What is left of a part that takes longer than expected, as a share of what it has taken.
 LATE = 0.1
+# Seconds between two looks at the time; a longer gap in which nothing was computed is not counted.
+INTERVAL, MAX_GAP = 0.1, 0.5
+# Share of a gap that a process computes at least if it runs, also beside others.
+MIN_COMPUTED = 0.1
 
 # Kinds of work: the first three are counted, preparations in percent; the others take the time that they take.
 STEPS, EVALUATIONS, PREPARING, DECODING = "steps", "evaluations", "preparing", "decoding"
@@ -72,6 +76,55 @@ class Phase:
     name: str
     units: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+class WorkClock:
+    """Counts the seconds in which the process can run: not those after SIGSTOP, or of a sleeping machine.
+
+    As a context manager, it looks at the time in a thread of its own. So it sees a gap only if no thread ran, however
+    long a step takes; and since a library may keep Python's lock for long, only if the process computed nothing either.
+    """
+
+    def __init__(self):
+        self._lock, self._ends = threading.Lock(), threading.Event()
+        self._seen, self._computed, self._stopped = time.perf_counter(), time.process_time(), 0.0
+        self._standing: float | None = None  # what it shows within `standing_still`
+
+    def __call__(self) -> float:
+        """Returns seconds; only differences mean something."""
+        with self._lock:
+            if self._standing is not None:
+                return self._standing
+            now, computed = time.perf_counter(), time.process_time()
+            gap = now - self._seen
+            if gap > MAX_GAP and computed - self._computed < MIN_COMPUTED * gap:
+                self._stopped += gap
+            self._seen, self._computed = now, computed
+            return now - self._stopped
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Context in which it stands still, since the process waits."""
+        standing = self()
+        self._standing = standing
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._seen, self._computed, self._standing = time.perf_counter(), time.process_time(), None
+                self._stopped = self._seen - standing
+
+    def __enter__(self) -> "WorkClock":
+        self()
+        threading.Thread(target=self._watch, name="sebp-edge clock", daemon=True).start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._ends.set()
+
+    def _watch(self) -> None:
+        while not self._ends.wait(INTERVAL):
+            self()
 
 
 class JobSink:
@@ -224,7 +277,7 @@ class JobSink:
             except BaseException as error:
                 made.set_exception(error)
 
-        Thread(target=copy_context().run, args=(run,), daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
         try:
             while not wait([made], SECONDS / 2).done:
                 check()

@@ -63,9 +63,10 @@ class Start:
         return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
-        """Returns a recipe with the version's own values for those that are left to the memory budget."""
+        """Returns a recipe with the version's own values for those that are left to the budget or to validation."""
         own = self.comparison.saved.record.recipe
-        return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"])
+        rate = own["learning_rate"] if len(recipe.learning_rates) > 1 else None
+        return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"], learning_rate=rate)
 
     def lessons(self, draw: Draw, recipe: Recipe, seed: int) -> Lessons | None:
         """Returns what the trainings train on; None if they cannot learn on (see `plan_lessons`)."""

@@ -180,7 +180,8 @@ def _differing(record: AdapterRecord, recipe: Recipe) -> Iterator[tuple[str, str
     defaults = {field.name: field.default for field in fields(recipe)}
     for key, now in asdict(recipe).items():
         before = record.recipe.get(key, defaults[key])
-        if key not in _NOT_COMPARED and not (key in _OPEN and now is None) and before != now:
+        is_open = (key in _OPEN and now is None) or (key == "learning_rate" and before in recipe.learning_rates)
+        if key not in _NOT_COMPARED and not is_open and before != now:
             yield key, _setting(key, before), _setting(key, now)
 
 

@@ -5,16 +5,16 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
     app  <-- lines of JSON -->  supervisor  <-- lines of JSON -->  worker
 
 __main__         moves the protocol's streams away, then starts the supervisor
-supervisor       one loop: requests, events of the worker, the clock; has no torch
+supervisor       one loop: requests, what the others tell, the clock; has no torch
+executor         the job that runs, and the worker's life
 methods          what the protocol offers, by name
 messages         requests and results; refusals with stable codes
 served_jobs, journal
                  states of jobs; what survives: their numbered events
-store_methods    methods about saved adapters, models and reports
+store_methods    methods about saved adapters, models and reports; what the store keeps of a job
 processes        the processes of the supervisor
 planner          the short process without torch that plans or inspects
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
-served_model     the model that answers while another copy of it is trained
 streams          descriptors, lines in, lines out
 parent_process   no process outlives the one that started it
 client           a client in Python; client.ts is one in TypeScript

@@ -35,16 +35,11 @@ def start_job(server, params: StartJobParams) -> dict:
     as_sent = asdict(params)
     if (job := server.jobs.started(params.id, as_sent)) is None:
         try:
-            job = server.jobs.start(params, as_sent, *server.keep(params, inner))
+            job = server.jobs.start(params, as_sent, *server.store.keep_job(params.id, inner))
         except StorageError:
             server.jobs.forget_kept(params.id)
             raise
-    return {"job": asdict(job)}
-
-
-def get_job(server, params: JobParams) -> dict:
-    """Returns a job."""
-    return {"job": asdict(server.jobs.get(params.id))}
+    return _shown(job)
 
 
 def pause_job(server, params: RunningJobParams) -> dict:
@@ -53,19 +48,19 @@ def pause_job(server, params: RunningJobParams) -> dict:
     if job.state not in ("running", "pausing") or job.kind == "export":
         raise _wrong_state(job)
     if job.state == "running":
-        server.pause(job.id)
-    return get_job(server, JobParams(id=job.id))
+        server.executor.pause_job()
+    return _shown(server.jobs.get(job.id))
 
 
 def resume_job(server, params: ResumeJobParams) -> dict:
     """Queues a job again whose state was saved, which goes on there."""
     job = server.jobs.get(params.id)
     if job.state in ("queued", "starting", "running"):
-        return {"job": asdict(job)}
+        return _shown(job)
     if not job.resumable or job.state not in ENDED | {"paused"}:
         raise _wrong_state(job)
     check_paths(params, server.folders)
-    return {"job": asdict(server.jobs.resume(params))}
+    return _shown(server.jobs.resume(params))
 
 
 def cancel_job(server, params: RunningJobParams) -> dict:
@@ -73,8 +68,19 @@ def cancel_job(server, params: RunningJobParams) -> dict:
     job = server.jobs.get(params.expected_job_id)
     if job.state in ENDED and not job.resumable:
         raise _wrong_state(job)
-    server.cancel(job)
-    return get_job(server, JobParams(id=job.id))
+    if job.state in ACTIVE:
+        server.executor.cancel_job()
+    else:
+        server.jobs.cancel(job)
+    return _shown(server.jobs.get(job.id))
+
+
+def unload(server, params: messages.NoParams) -> dict:
+    """Ends the worker, unless it runs a job."""
+    if server.executor.running is not None:
+        raise Refusal("busy", "A job is running.", "Pause or cancel it first.", retry=True)
+    server.executor.end_worker("unloaded", "The worker was ended by unload.")
+    return {}
 
 
 def subscribe(server, params: SubscribeParams) -> dict:
@@ -82,6 +88,10 @@ def subscribe(server, params: SubscribeParams) -> dict:
     job = server.jobs.get(params.id)
     # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
     server.jobs.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
+    return _shown(job)
+
+
+def _shown(job) -> dict:
     return {"job": asdict(job)}
 
 
@@ -133,10 +143,10 @@ HERE = {
     "status": (messages.NoParams, lambda server, params: server.status()),
     "initialize": (messages.InitializeParams, lambda server, params: server.initialize(params)),
     "shutdown": (messages.NoParams, lambda server, params: server.end()),
-    "unload": (messages.NoParams, lambda server, params: server.unload()),
-    "cancel": (CancelParams, lambda server, params: server.cancel_request(params.request)),
+    "unload": (messages.NoParams, unload),
+    "cancel": (CancelParams, lambda server, params: server.cancel(params.request)),
     "jobs.start": (StartJobParams, start_job),
-    "jobs.get": (JobParams, get_job),
+    "jobs.get": (JobParams, lambda server, params: _shown(server.jobs.get(params.id))),
     "jobs.list": (messages.NoParams, lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),
     "jobs.pause": (RunningJobParams, pause_job),
     "jobs.resume": (ResumeJobParams, resume_job),

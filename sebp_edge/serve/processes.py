@@ -6,12 +6,25 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
+from contextlib import suppress
+from dataclasses import asdict
+
+import psutil
 
 from sebp_edge.basics.children import PIPES, Children
-from sebp_edge.serve.messages import Refusal, cancelled, cannot_start
+from sebp_edge.serve.messages import InitializeParams, Refusal, cancelled, cannot_start
 from sebp_edge.serve.parent_process import command_of
 from sebp_edge.serve.streams import Lines, Outbox
+
+# Requests that a worker has at once, and planners.
+MAX_REQUESTS = 200
+
+
+def refuse_too_many(requests: Sized) -> None:
+    """Refuses another request while so many wait."""
+    if len(requests) >= MAX_REQUESTS:
+        raise Refusal("busy", f"{MAX_REQUESTS} requests are waiting already.", "Wait for an answer.", retry=True)
 
 
 class Planning:
@@ -24,16 +37,17 @@ class Planning:
         requests: those whose answer nobody has taken from here, by their `id`; None for one that is stopped.
     """
 
-    def __init__(self, children: Children):
-        self._children = children
+    def __init__(self, children: Children, settings: InitializeParams):
+        self._children, self._settings = children, settings
         self._waiting: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.requests: dict[str | int, dict | None] = {}
         self._current: tuple[str | int, subprocess.Popen] | None = None
 
-    def ask(self, id: str | int, request: dict) -> None:
-        """Puts a request behind those that wait."""
-        self.requests[id] = request
+    def ask(self, id: str | int, method: str, params: dict, used: int) -> None:
+        """Puts a request behind those that wait; the worker uses so many bytes of memory."""
+        refuse_too_many(self.requests)
+        self.requests[id] = {"method": method, "params": params, "used": used, **asdict(self._settings)}
         self._waiting.put(id)
 
     def stop(self, id: str | int) -> None:
@@ -94,6 +108,12 @@ class WorkerProcess:
         self._process.stdout.close()
         self.requests: set[str | int] = set()
         self.used = time.monotonic()
+
+    @property
+    def memory(self) -> int | None:
+        """The bytes of host memory that it uses; None if it has ended."""
+        with suppress(psutil.Error):
+            return psutil.Process(self.pid).memory_info().rss
 
     def send(self, message: dict) -> None:
         """Sends it a message; never blocks, even if it is stopped."""

@@ -20,6 +20,7 @@ from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
+from sebp_edge.serve.streams import Outbox
 from sebp_edge.store.lock import locked
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 ENDED = frozenset({"done", "refused", "interrupted", "failed"})
 ACTIVE = frozenset({"starting", "running", "pausing", "cancelling"})
 MAX_QUEUED = 100
-# Events of which the journal keeps less than all, for an app that is here now.
-_MAX_RECENT = 200
+# Events of which the journal keeps less than all, for an app that is here now; those that are read from it at once.
+_MAX_RECENT, _EVENTS_AT_ONCE = 200, 100
+CANCELLED = {"code": "cancelled", "message": "The job was cancelled.", "hint": "", "retry": False}
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,12 @@ class ServedJobs:
         self.waiting[request.id] = asdict(request)
         return self.change(request.id, "queued", error=None)
 
+    def cancel(self, job: ServedJob) -> None:
+        """Cancels a job that the worker does not have."""
+        self.remove_stored(job)
+        self.waiting.pop(job.id, None)
+        self.change(job.id, "interrupted", error=CANCELLED, resumable=False)
+
     def next_task(self) -> dict:
         """Takes the first job out of the queue; returns what the worker needs for it."""
         job = self.change(next(iter(self.waiting)), "starting")
@@ -248,6 +256,18 @@ class ServedJobs:
             return []
         found = self.journal.events(id, since, limit)
         return [self._recent.get((id, record["number"]), record) for record in found]
+
+    def send_events(self, app: Outbox) -> None:
+        """Sends new events, as many as the app keeps up with: the journal has the others."""
+        last_events, self.last_events = self.last_events, []
+        for event in last_events:
+            app.send({"method": "job.event", "params": event})
+        for id, sent in self.subscriptions.items():
+            while app.has_room and (events := self.events(id, sent, _EVENTS_AT_ONCE)):
+                self.commit()  # so that no number that an app has seen is given again
+                for event in events:
+                    app.send({"method": "job.event", "params": event})
+                self.subscriptions[id] = sent = events[-1]["number"]
 
     def forget(self, id: str) -> None:
         """Deletes all that is known of a job that does not run, but for its last event if that is not sent."""

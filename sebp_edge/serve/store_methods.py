@@ -3,6 +3,8 @@
 They run in a thread of their own, since another process may hold the store's lock for a while.
 """
 
+import queue
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import SebpEdgeError
+from sebp_edge.events import finite
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
@@ -20,65 +23,89 @@ from sebp_edge.serve.messages import (
     InitializeParams,
     NoParams,
     Refusal,
-    RenameParams,
     ResumeJobParams,
     TextsParams,
-    VersionParams,
+    error_of,
 )
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.stored_jobs import JobRecord, settings_of
 
 
-def open_store(settings: InitializeParams) -> AdapterStore:
-    """Returns the store of an app; refuses a memory budget that is none."""
-    if settings.memory_budget is not None:
-        MemoryBudget.parse(settings.memory_budget)
-    return AdapterStore(settings.store and Path(settings.store).absolute())
+class ServedStore:
+    """The store of an app, and its jobs.
 
+    Args:
+        settings: a memory budget that is none is refused.
 
-def keep_job(
-    store: AdapterStore, budget: str | int | None, id: str, params: TextsParams
-) -> tuple[str | None, ResumeJobParams | ExportParams]:
-    """Keeps what a job is asked to do in the store, unless it is an export; returns the adapter's name.
-
-    Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
-
-    Raises:
-        Refusal: the store has a job of this id.
-        SebpEdgeError: there is no such model, recipe or name; or it could not be written.
+    Attributes:
+        requests: the method and parameters of those whose answer nobody has taken from here, by their `id`.
     """
-    if isinstance(params, ExportParams):
-        return params.name, params
-    if (store.jobs.folder / id).exists():
-        raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
-    recipe = Recipe.load(params.recipe)
-    if isinstance(params, ForgetParams):
-        kind, options = "forget", {"documents": params.documents, "near_duplicates": params.near_duplicates}
-        name = params.name or "default"
-    else:
-        kind, options = "adapt", {key: getattr(params, key) for key in ("fresh", "sync", "keep_samples")}
-        name = params.name or recipe.default_name
-    adapter, texts = store.adapter(name), [{"path": path, "include": (), "exclude": ()} for path in params.paths]
-    size = None if budget is None else MemoryBudget.parse(budget).size
-    record = JobRecord(
-        kind=kind,
-        adapter=adapter.name,
-        settings=settings_of(
-            resolve(params.model),
-            recipe,
-            params.device,
-            size,
-            check_seed(params.seed),
-            params.me,
-            Politeness.of(params.polite, params.threads, params.gpu_share),
-        ),
-        options=options | {"activate_anyway": params.activate_anyway},
-        texts=None if params.texts or not texts else tuple(texts),
-        state="queued",
-        newest=max(adapter.versions()) if adapter.exists() else 0,
-    )
-    store.jobs.begin(record, id)
-    return adapter.name, ResumeJobParams(id=id, paths=params.paths, texts=params.texts)
+
+    def __init__(self, settings: InitializeParams):
+        budget = settings.memory_budget
+        self._memory = None if budget is None else MemoryBudget.parse(budget).size
+        self.adapters = AdapterStore(settings.store and Path(settings.store).absolute())
+        self._waiting: queue.SimpleQueue[str | int] = queue.SimpleQueue()
+        self.requests: dict[str | int, tuple] = {}
+
+    def ask(self, id: str | int, method: str, params: object) -> None:
+        """Puts a request behind those that wait."""
+        self.requests[id] = method, params
+        self._waiting.put(id)
+
+    def answers(self) -> Iterator[tuple[str | int, dict]]:
+        """Yields the `id` of each request and its answer, without an end."""
+        while True:
+            id = self._waiting.get()
+            method, params = self.requests[id]
+            try:
+                answer = {"result": finite(_CALLS[method](self.adapters, params))}
+            except Exception as error:
+                answer = {"error": error_of(error)}
+            yield id, answer
+
+    def keep_job(self, id: str, params: TextsParams) -> tuple[str | None, dict]:
+        """Keeps what a job is asked to do, unless it is an export; returns the adapter's name and the worker's task.
+
+        Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
+
+        Raises:
+            Refusal: the store has a job of this id.
+            SebpEdgeError: there is no such model, recipe or name; or it could not be written.
+        """
+        if isinstance(params, ExportParams):
+            return params.name, asdict(params)
+        jobs = self.adapters.jobs
+        if (jobs.folder / id).exists():
+            raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
+        recipe = Recipe.load(params.recipe)
+        if isinstance(params, ForgetParams):
+            kind, options = "forget", {"documents": params.documents, "near_duplicates": params.near_duplicates}
+            name = params.name or "default"
+        else:
+            kind, options = "adapt", {key: getattr(params, key) for key in ("fresh", "sync", "keep_samples")}
+            name = params.name or recipe.default_name
+        adapter = self.adapters.adapter(name)
+        texts = [{"path": path, "include": (), "exclude": ()} for path in params.paths]
+        record = JobRecord(
+            kind=kind,
+            adapter=adapter.name,
+            settings=settings_of(
+                resolve(params.model),
+                recipe,
+                params.device,
+                self._memory,
+                check_seed(params.seed),
+                params.me,
+                Politeness.of(params.polite, params.threads, params.gpu_share),
+            ),
+            options=options | {"activate_anyway": params.activate_anyway},
+            texts=None if params.texts or not texts else tuple(texts),
+            state="queued",
+            newest=max(adapter.versions()) if adapter.exists() else 0,
+        )
+        jobs.begin(record, id)
+        return adapter.name, asdict(ResumeJobParams(id=id, paths=params.paths, texts=params.texts))
 
 
 def list_adapters(store: AdapterStore, params: NoParams) -> dict:
@@ -101,26 +128,6 @@ def history(store: AdapterStore, params: AdapterParams) -> dict:
     return {"name": adapter.name, "versions": versions}
 
 
-def activate(store: AdapterStore, params: VersionParams) -> dict:
-    """Makes a version the active one."""
-    return {"name": params.name, "active": store.adapter(params.name).activate(params.version).version}
-
-
-def rollback(store: AdapterStore, params: AdapterParams) -> dict:
-    """Makes the version active that was active before."""
-    return {"name": params.name, "active": store.adapter(params.name).rollback().version}
-
-
-def rename(store: AdapterStore, params: RenameParams) -> dict:
-    """Gives an adapter another name."""
-    return {"name": store.adapter(params.name).rename(params.new_name).name}
-
-
-def remove(store: AdapterStore, params: AdapterParams) -> dict:
-    """Deletes an adapter, or a version of it."""
-    return {"name": params.name, "active": store.adapter(params.name).remove(params.version)}
-
-
 def documents(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
     adapter, shown = store.adapter(params.name), ("hash", "name", "number", "tokens", "split", "absent")
@@ -141,13 +148,22 @@ def models(store: AdapterStore, params: FoldersParams) -> dict:
     return {"known": known, "local": find_local_models(params.folders)}
 
 
-CALLS = {
+_CALLS = {
     "adapters.list": list_adapters,
     "adapters.history": history,
-    "adapters.activate": activate,
-    "adapters.rollback": rollback,
-    "adapters.rename": rename,
-    "adapters.remove": remove,
+    "adapters.activate": lambda store, params: {
+        "name": params.name,
+        "active": store.adapter(params.name).activate(params.version).version,
+    },
+    "adapters.rollback": lambda store, params: {
+        "name": params.name,
+        "active": store.adapter(params.name).rollback().version,
+    },
+    "adapters.rename": lambda store, params: {"name": store.adapter(params.name).rename(params.new_name).name},
+    "adapters.remove": lambda store, params: {
+        "name": params.name,
+        "active": store.adapter(params.name).remove(params.version),
+    },
     "adapters.documents": documents,
     "report": report,
     "models": models,

@@ -153,3 +153,11 @@ class Outbox:
         view = memoryview(line)
         while view:
             view = view[os.write(self._descriptor, view) :]
+
+
+class JsonRpcOutbox(Outbox):
+    """Writes messages of JSON-RPC 2.0."""
+
+    def send(self, message: dict) -> None:
+        """See `Outbox.send`."""
+        super().send({"jsonrpc": "2.0", **message})

@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 from builders import make_tokenizer
 
-from sebp_edge.ask.general_texts import general_questions
-from sebp_edge.ask.probes import fact_items, language_items
+from sebp_edge.ask.general_texts import fact_items, general_questions, language_items
 from sebp_edge.values.documents import texts_of
 from sebp_edge.values.probe_figures import ProbeFigures, by_chance, describe
 

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from sebp_edge.cli import ahead
+from sebp_edge.cli import adapt
 from sebp_edge.machine import host
 
 
@@ -35,7 +35,7 @@ class Driver:
 
 
 def begin(model, device):
-    for thread in ahead.begin_ahead(model, device):
+    for thread in adapt.begin_ahead(model, device):
         thread.join()
 
 

@@ -21,7 +21,7 @@ from sebp_edge.engine.memory.footprint import Footprint
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.errors import SebpEdgeError
-from sebp_edge.events import PROTOCOL, Event
+from sebp_edge.events import PROTOCOL, Evaluated, Event
 from sebp_edge.export.export_result import ExportResult
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
@@ -63,9 +63,14 @@ ADAPTED = {
     for name in KEYS.split()
 } | {"adapter_path": str}
 
+# Keys that events have had since a later version; those of before lack them.
+ADDED: dict[type, dict[str, Any]] = {Evaluated: {"learning_rate": float}}
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
 MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
-    *((kind.event, None, hints(kind, "time", "job"), {}) for kind in Event.__subclasses__()),
+    *(
+        (kind.event, None, hints(kind, "time", "job", *ADDED.get(kind, {})), ADDED.get(kind, {}))
+        for kind in Event.__subclasses__()
+    ),
     (
         "error",
         None,
@@ -95,7 +100,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ("plan", None, PLAN, {}),
     ("analysis", None, hints(Analysis) | {"losses": list[dict], **HTML}, {}),
     ("model", None, {"name": str, "on_this_machine": bool}, {}),
-    ("recipe", None, hints(Recipe), {}),
+    ("recipe", None, hints(Recipe) | {"learning_rate": float}, {"learning_rates": list[float]}),
     ("finding", None, hints(Finding), {}),
     ("adapter", None, SAVED | hints(AdapterRecord), {"manifest": list[Document]}),
     (

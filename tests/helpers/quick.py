@@ -13,7 +13,7 @@ from sebp_edge.run import samples
 # What is assessed would take most of a tiny adaptation's time.
 SHORT_ASSESSMENT = {
     "sebp_edge.lessons.general_probe.PROBE": Path(__file__).parent / "short_probe",
-    "sebp_edge.ask.probes.MAX_ITEMS": 2,
+    "sebp_edge.ask.general_texts.MAX_ITEMS": 2,
     "sebp_edge.run.assessment.COPIED_TOKENS": 200,
     "sebp_edge.run.samples.SAMPLING": replace(samples.SAMPLING, max_new_tokens=2),
     # Else a busy machine, on which all of it takes seconds, prints lines that no test expects.

@@ -173,7 +173,7 @@ def take_at_most(monkeypatch):
 @pytest.fixture
 def make_items(monkeypatch):
     """A function that sets how many items each probe has."""
-    return functools.partial(monkeypatch.setattr, "sebp_edge.ask.probes.MAX_ITEMS")
+    return functools.partial(monkeypatch.setattr, "sebp_edge.ask.general_texts.MAX_ITEMS")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from sebp_edge.errors import MachineError
-from sebp_edge.machine.gpu_use import LEFT_SECONDS, TAKEN, TAKEN_SECONDS, GpuUse
+from sebp_edge.machine.politeness import LEFT_SECONDS, TAKEN, TAKEN_SECONDS, GpuUse
 
 SOURCE = r"""
 #include <string.h>

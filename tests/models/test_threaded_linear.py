@@ -6,10 +6,10 @@ from model_families import MODELS
 from torch import nn
 from torch.nn import functional as F
 
-from sebp_edge.engine.models import threaded_linear
+from sebp_edge.engine.models import single_rows
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.sampling import Sampling
-from sebp_edge.engine.models.threaded_linear import threaded_linears
+from sebp_edge.engine.models.single_rows import threaded_linears
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_other_layers_are_left_alone(threads):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
 def test_texts_are_those_of_one_thread(family, threads, monkeypatch):
-    monkeypatch.setattr(threaded_linear, "MIN_ELEMENTS", 1)
+    monkeypatch.setattr(single_rows, "MIN_ELEMENTS", 1)
     model, prompts = MODELS[family]().eval(), [[20, 30, 40], list(range(20, 50))]
     found = []
     for count in (1, 2):

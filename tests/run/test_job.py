@@ -12,7 +12,6 @@ from threading import Event
 import pytest
 from command import process, start
 
-from sebp_edge.basics.clock import MAX_GAP, WorkClock
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import (
     ExampleAnalyzed,
@@ -25,7 +24,7 @@ from sebp_edge.events import (
     TensorWritten,
     TrainingStarted,
 )
-from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, SAVING, STEPS, JobSink, Phase
+from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, MAX_GAP, SAVING, STEPS, JobSink, Phase, WorkClock
 from sebp_edge.run.work_ahead import phases_of_analysis, phases_of_export, phases_of_inspection
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
@@ -222,7 +221,7 @@ def test_the_clock_stands_still_while_the_process_is_stopped():
     """Whether it computes or waits."""
     code = """
 import sys, time
-from sebp_edge.basics.clock import WorkClock
+from sebp_edge.run.job import WorkClock
 with WorkClock() as clock:
     begin, real = clock(), time.perf_counter()
     print("go", flush=True)

@@ -9,12 +9,11 @@ from builders import make_step
 from failing_memory import recovering_learner, uneven_examples
 
 from sebp_edge import Politeness
-from sebp_edge.basics.clock import WorkClock
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.events import Notice
 from sebp_edge.run import giving_way
 from sebp_edge.run.giving_way import MIN_RESERVE, THREADS_BESIDE_GPU, GivingWay, Room
-from sebp_edge.run.job import JobSink
+from sebp_edge.run.job import JobSink, WorkClock
 
 CPU = torch.device("cpu")
 GB = 10**9

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import sys
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +15,9 @@ from served import CHILDREN, WORKER, Refused, Server, wait_until
 
 from sebp_edge import AdapterStore
 from sebp_edge.serve.journal import Journal
-from sebp_edge.serve.messages import AdaptParams, StartJobParams, parse
+from sebp_edge.serve.messages import AdaptParams, InitializeParams, StartJobParams, parse
 from sebp_edge.serve.served_jobs import ServedJobs
-from sebp_edge.serve.store_methods import keep_job
+from sebp_edge.serve.store_methods import ServedStore
 from sebp_edge.serve.tasks import Tasks
 
 CODE = """
@@ -46,11 +45,11 @@ LATE = """
 from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.supervisor import Supervisor
 heard = Supervisor._answer_plan
-def hear(server, id, answer):
-    if server._planning.requests[id] is None:
-        heard(server, id, answer)
+def hear(server, answered):
+    if server.planning.requests[answered[0]] is None:
+        heard(server, answered)
     else:
-        server._inbox.put(lambda: hear(server, id, answer))
+        server._inbox.put(lambda: hear(server, answered))
 Supervisor._answer_plan = hear
 def answers(planning):
     while True:
@@ -172,15 +171,15 @@ def test_a_job_with_the_id_of_a_forgotten_one_has_no_subscription(tmp_path):
 @pytest.mark.slow
 def test_a_pause_that_arrives_after_its_job_has_ended_is_not_the_next_ones(settings, too_little):
     """With the worker itself, which the test speaks with as the supervisor does."""
-    store = AdapterStore(settings["store"])
+    store = ServedStore(InitializeParams(protocol=1, store=settings["store"]))
     with start([CHILDREN[WORKER], os.getpid()], stdin=-1, stderr=None) as worker:
 
         def send(do, **values):
             print(json.dumps({"do": do, **values}), file=worker.stdin, flush=True)
 
         def end_of_job(id):
-            _, needed = keep_job(store, None, id, parse(AdaptParams, too_little, "adapt"))
-            send("job", id=id, kind="adapt", stored=id, params=asdict(needed))
+            _, needed = store.keep_job(id, parse(AdaptParams, too_little, "adapt"))
+            send("job", id=id, kind="adapt", stored=id, params=needed)
             for line in worker.stdout:
                 if (message := json.loads(line))["tells"] == "ended":
                     return message["state"]

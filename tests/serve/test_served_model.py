@@ -12,9 +12,8 @@ from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.events import silent
-from sebp_edge.serve.served_model import has_room, twin
 from sebp_edge.serve.tasks import Tasks
-from sebp_edge.serve.worker_tasks import Worker
+from sebp_edge.serve.worker_tasks import Worker, has_room, twin
 
 
 def test_a_copy_of_the_modules_shares_all_tensors_and_an_answer_fits_into_what_the_budget_leaves(model_folder):

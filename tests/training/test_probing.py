@@ -8,7 +8,7 @@ import pytest
 import torch
 from failing_memory import RECIPE
 
-from sebp_edge.ask.probes import encode_probes
+from sebp_edge.ask.general_texts import encode_probes
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.adaptation import attach, trainable

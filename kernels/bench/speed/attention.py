@@ -19,8 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.ops import Scores, backend, sequence_attention_
-from sebp_edge.ops.measure import relative_error
-from sebp_edge.ops.timing import milliseconds
+from sebp_edge.ops.measure import milliseconds, relative_error
 from speed.graph_time import make_backward
 
 # Heads, key/value heads, head size.

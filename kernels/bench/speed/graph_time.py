@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sebp_edge.ops.timing import capture_stream
+from sebp_edge.ops.measure import capture_stream
 
 
 def make_backward(forward: Callable, inputs: list[Tensor] | tuple[Tensor, ...], *douts: Tensor) -> Callable:

@@ -21,8 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.ops import LoraGroup, lora_linear, sparse_linear
-from sebp_edge.ops.measure import relative_error
-from sebp_edge.ops.timing import milliseconds
+from sebp_edge.ops.measure import milliseconds, relative_error
 from speed.graph_time import make_backward
 
 LAYERS = [(3072, 8192), (8192, 3072), (3072, 3072), (3072, 1024), (768, 3072)]

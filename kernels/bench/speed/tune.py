@@ -16,8 +16,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from sebp_edge.ops import ActiveRows, choices
-from sebp_edge.ops.measure import LayerTimes, fastest, time_products
-from sebp_edge.ops.timing import milliseconds
+from sebp_edge.ops.measure import LayerTimes, fastest, milliseconds, time_products
 from speed.layers import LAYERS, NUM_ROWS, SHARES, make_rows
 
 PATTERNS = ("random", "8 spans", "32 spans")

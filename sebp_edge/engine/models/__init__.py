@@ -22,9 +22,8 @@ small_copy             a small copy of a decoder, with random weights
 adaptation, lora, full
                        attach, save, restore and detach trained weights
 generation, sampling   generate and stream texts, and the options
-decoding, decoding_alone
-                       the decoder of all texts; transformers' loop for models whose rows cannot share a batch
-prefix_groups, row_cache, captured_step, threaded_linear
-                       which prompts share a prefix, their keys and values, CUDA graphs of a step, and products
-                       of single rows on the CPU
+decoding               the decoder of all texts
+prefix_groups, row_cache, captured_step, single_rows
+                       which prompts share a prefix, their keys and values, CUDA graphs of a step; transformers'
+                       loop for models whose rows cannot share a batch, and products of single rows on the CPU
 """

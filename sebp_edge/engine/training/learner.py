@@ -215,7 +215,7 @@ class Learner:
             self._loss.zero_()
 
     def start_again(self, state: list[Tensor]) -> None:
-        """Restores `state`, a snapshot of the adaptation before its first step, and resets the optimizer."""
+        """Restores `state`, a snapshot of the adaptation, and resets the optimizer."""
         restore(self.adaptation, state)
         self.update.reset()
 

@@ -114,6 +114,15 @@ class TrainingRun:
         return RunState(self.clock() - self.began, list(self.progress), learner)
 
     @property
+    def recipe(self) -> Recipe:
+        """The recipe, with one learning rate: the median of those that the trainings on splits have chosen."""
+        recipe = self.task.recipe
+        if len(recipe.learning_rates) == 1:
+            return recipe
+        chosen = [each.learning_rate for each in self.progress[: len(self._judged)] if each.learning_rate is not None]
+        return recipe.replace(learning_rate=median_low(chosen) if chosen else recipe.middle_rate)
+
+    @property
     def judged_states(self) -> list[list[Tensor]]:
         return [progress.best_state for progress in self.progress[: len(self._judged)]]
 
@@ -187,7 +196,7 @@ class TrainingRun:
         if number > 0:
             learner.plain.start_again(fresh)
         schedule = self._judged[number]
-        trainer = self._prepare_trainer(learner, number)
+        trainer = self._prepare_trainer(learner, number, fresh)
         progress, general = trainer.progress, self._general_text(learner)
         if not fresh:
             self._test_base(trainer, schedule, general)
@@ -340,7 +349,7 @@ class TrainingRun:
             restore(self.adaptation, self.judged_states[0])
         return result
 
-    def _prepare_trainer(self, learner: RecoveringLearner, number: int) -> Trainer:
+    def _prepare_trainer(self, learner: RecoveringLearner, number: int, fresh: Sequence[Tensor] = ()) -> Trainer:
         """Prepares a training, as far as an earlier process has come with it."""
         found, schedule, phase = self._progress_before(number), self.task.schedules[number], self._phase_of(number)
         if found is not None and found.steps:
@@ -351,14 +360,16 @@ class TrainingRun:
             progress = TrainingProgress(phase)
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         self.progress.append(progress)
-        self._on_event(TrainingStarted(phase, schedule.last_epoch, *schedule.num_documents))
+        self._on_event(TrainingStarted(phase, schedule.epoch_of(schedule.last_epoch), *schedule.num_documents))
         state = self._resumed.learner if progress.is_running else None
         learner.prepare(schedule, self.task.schedules[number + 1 :], state)
         if progress.is_over:
             restore(self.adaptation, progress.best_state)
         self._forget_resumed()
-        recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock)
+        recipe = self.recipe if schedule.trains_on_all else self.task.recipe
+        if schedule.learns_on:
+            recipe = recipe.learning_on()
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, fresh, progress, self.clock)
         return self._trainer
 
     def _phase_of(self, number: int) -> str:
