@@ -118,11 +118,10 @@ class Decoder:
         on_event: Sink = silent,
     ):
         self._model = without_adapter(model)  # whose layers keep the adapter
-        self._keeps = keeps
         self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
         self._fill_tokens, self._max_filled_up, self._on_event = fill_tokens, max_filled_up, on_event
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
-        self._holds = False
+        self._keeps, self._holds = keeps, False
         self._forget()
 
     @property
