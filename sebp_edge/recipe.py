@@ -49,7 +49,7 @@ class Recipe:
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
         learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of several, some
             are tried for one epoch from the start, and the training goes on with the one whose validation loss is
-            lowest; without validation documents, with the middle one.
+            lowest; without validation documents, with the middle one, of two the lower.
         learning_on_share: the peak learning rate of a training that learns on, as a share of `learning_rate`.
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
@@ -179,8 +179,8 @@ class Recipe:
 
     @property
     def middle_rate(self) -> float:
-        """The peak learning rate of a training that tries none."""
-        return self.learning_rates[len(self.learning_rates) // 2]
+        """The peak learning rate of a training that tries none, and the first that is tried; of two the lower."""
+        return self.learning_rates[(len(self.learning_rates) - 1) // 2]
 
     @property
     def is_plain_lora(self) -> bool:

@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_601
+MAX_LINES = 50_612
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_597,
     "ask": 1_049,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_901,
     "engine": 9,
-    "engine.memory": 1_649,
+    "engine.memory": 1_650,
     "engine.models": 4_662,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
@@ -73,7 +73,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_969,
     "lessons": 2_243,
     "machine": 1_003,
-    "reading": 6_749,
+    "reading": 6_759,
     "research": 1_778,
     "run": 5_463,
     "serve": 3_008,

@@ -40,6 +40,19 @@ def test_no_words_are_missing_from_a_file_that_is_read(folder, name):
     assert not any(is_count_of_words(item) for item in read_texts(folder).left_out)
 
 
+@pytest.mark.parametrize(
+    "aside",
+    [
+        "---\ntitle: 'How to read a\nlong title, in two lines.'\n---\n",  # a value that goes on without an indent
+        "- TODO Sweep\n  :LOGBOOK:\n  CLOCK: [2024-01-01 Mon 10:00:00]--[2024-01-01 Mon 11:00:00]\n  :END:\n",
+    ],
+)
+def test_no_words_are_missing_beside_what_the_readers_of_notes_leave_out(aside, tmp_path):
+    write_file(tmp_path, "logseq/config.edn", "{}")
+    write_file(tmp_path, "pages/a.md", f"{aside}- Swept the yard.\n")
+    assert not any(is_count_of_words(item) for item in read_texts(tmp_path).left_out)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1251"])
 def test_no_words_are_missing_from_markdown_in_another_encoding(tmp_path, encoding):
     text = f"---\ntitle: {'Суп ' * 20}\n---\nСегодня мы варили суп из чечевицы.\n"
@@ -95,6 +108,13 @@ PIECES = [
     "\n\nid: " + "0" * 32 + "\n",
     *("{", "{\\a", "{\\*", "}", "\nimport ", "\nexport a", "<a b={", "<text:p>", "<office:annotation>"),
 ]
+
+
+@pytest.mark.parametrize("line", ["  a: b\n", 'a: "b"\n', "- a: b\n", "a: '\n", "\n", 'a: "b\n'])
+def test_counting_in_front_matter_without_an_end_takes_linear_time(tmp_path, line):
+    path = write_file(tmp_path, "a.md", "---\n" + line * (60_000 // len(line)) + "!\n")
+    with at_most(0.7):
+        with_coverage(path, [])
 
 
 @pytest.mark.slow

@@ -120,6 +120,7 @@ UUID = "6499f1b5-7d0c-4b4a-9a51-2f3e4b5c6d7e"
         ("- #[[Home/Shed]], #Home/Roof, [ask]([[Home/Anna]]).", "- #Home/Shed, #Home/Roof, ask."),
         ("- On [[Jan 1st, 2024]], [[Ada [[Example]] Lane]].", "- On Jan 1st, 2024, Ada Example Lane."),
         ("- `[[A/B]]` is [[A/B]].", "- `[[A/B]]` is A/B."),
+        ("- [[Ada ]][[Lane]], [[ Ben ]] and[[ Cleo]].", "- Ada Lane, Ben and Cleo."),
         (f"- A block\n  id:: {UUID}\n  collapsed:: true\n\t- Inner.", "- A block\n\t- Inner."),
         (f"- See (({UUID})) and [that]((({UUID}))) or [this]([[Page]]).", "- See  and that or this."),
         ("- A.\n- {{embed [[Page]]}}\n- {{query (todo TODO)}}\n- B.", "- A.\n- B."),

@@ -62,7 +62,7 @@ def of_kind(kind, events):
 
 def test_each_rate_begins_at_the_start_and_a_best_last_one_trains_as_if_it_were_the_only_one(train):
     alone, state, events = train(HIGH)
-    tried, other_state, other_events = train(HIGH, FAR)
+    tried, other_state, other_events = train(LOW, HIGH)
     assert tried.learning_rate == HIGH and tried.tried[1][1] < tried.tried[0][1]
     assert all(torch.equal(a, b) for a, b in zip(state, other_state, strict=True))
     assert (tried.losses, tried.validations) == (alone.losses, alone.validations)
@@ -77,21 +77,21 @@ def test_each_rate_begins_at_the_start_and_a_best_last_one_trains_as_if_it_were_
 
 def test_the_training_goes_on_from_the_state_of_an_earlier_rate_if_that_is_best(train):
     alone, _, _ = train(HIGH)
-    tried, _, events = train(LOW, HIGH)
+    tried, _, events = train(HIGH, FAR)
     assert tried.learning_rate == HIGH and tried.tried[0][1] == alone.validations[1][1] < tried.tried[1][1]
     per_epoch = len(alone.losses) // 3
     assert tried.losses[: per_epoch + 1] == alone.losses[: per_epoch + 1]  # the next step's loss is before its update
     assert len(tried.losses) == 3 * per_epoch
     assert [steps for steps, _ in tried.validations] == [0, per_epoch, 2 * per_epoch, 3 * per_epoch]
     after = [step.learning_rate for step in of_kind(StepDone, events)[2 * per_epoch :]]
-    assert max(after) < HIGH and after[0] > LOW  # of the second epoch of a schedule of three
+    assert LOW < after[0] == max(after) < HIGH  # of the second epoch of a schedule of three
     assert tried.best_loss < tried.tried[0][1]
 
 
 def test_the_events_name_the_rate_of_each_trial_only(train):
     _, _, events = train(LOW, HIGH)
     found = [(event.epoch, event.learning_rate) for event in of_kind(Evaluated, events)]
-    assert found[:3] == [(0, None), (1, HIGH), (1, LOW)]
+    assert found[:3] == [(0, None), (1, LOW), (1, HIGH)]
     assert {rate for _, rate in found[3:]} == {None}
 
 

@@ -320,7 +320,7 @@ def next_rate(rates: Sequence[float], tried: Sequence[tuple[float, float]]) -> f
     one, the higher first.
     """
     if not tried:
-        return rates[len(rates) // 2]
+        return rates[(len(rates) - 1) // 2]
     known = {rate for rate, _ in tried}
     best = rates.index(min(tried, key=lambda each: each[1])[0])
     beside = [rates[place] for place in (best + 1, best - 1) if 0 <= place < len(rates)]

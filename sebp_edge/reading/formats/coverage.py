@@ -181,9 +181,15 @@ def _org_text(path: Path) -> list[str]:
 
 # Front matter in which each line is a setting, an item or the rest of one; lines with prose are counted.
 _FRONT_MATTER = re.compile(
-    r"\A(---|\+\+\+)[ \t]*\n(?:[ \t]+.*\n|[-#\]}].*\n|[\w\x80-\xff. \"'-]{1,120}[:=].*\n|\n)*?(?:\1|\.\.\.)[ \t]*"
-    r"(?:\n|\Z)",
-    re.ASCII,
+    r"""
+    \A(---|\+\+\+)[ \t]*\n
+    (?:(?>
+        [\w\x80-\xff. -]{1,120}:[ \t]*(?:'[^']{0,1000}'|"[^"]{0,1000}")[ \t]*\n   # a value of several lines, perhaps
+      | [ \t]+.*\n | [-#\]}].*\n | [\w\x80-\xff. "'-]{1,120}[:=].*\n | \n
+    ))*?
+    (?:\1|\.\.\.)[ \t]*(?:\n|\Z)
+    """,
+    re.ASCII | re.VERBOSE,
 )
 # Pictures as text and those of Joplin, targets of links, Obsidian's block ids, the properties and queries of Logseq,
 # Joplin's metadata.
@@ -200,6 +206,7 @@ def _markdown_bytes(path: Path) -> str:
     text = _FRONT_MATTER.sub("", utf8_of(path).replace(b"\r\n", b"\n").decode("latin-1"))
     text = _without(text, "<!--", "-->")
     text = _without(text, r"%%", r"%%")
+    text = _without(text, r"^[ \t]*:(?:logbook|properties):[ \t]*$", r"^[ \t]*:end:")
     text = _without(text, r"^[ \t]*[`~]{3,}(?:dataview|dataviewjs|tasks|query|base)\b", r"^[ \t]*[`~]{3,}[ \t]*$")
     if re.search(r" [0-9a-f]{32}\.", path.name):
         text = _NOTION_MARK.sub(" ", text)

@@ -68,7 +68,10 @@ def _cloze_marks(text: str, code: list[Span]) -> Iterator[Edit]:
 
 def _text_of(mark: re.Match, text: str) -> str:
     if mark["link"]:
-        return text[slice(*mark.span("link"))].replace("[[", "").replace("]]", "").strip()
+        name = text[slice(*mark.span("link"))].replace("[[", "").replace("]]", "")
+        # A space within the brackets may be the only one between two words.
+        name = name if text[mark.start() - 1 : mark.start()].strip() else name.lstrip()
+        return name if text[mark.end() : mark.end() + 1].strip() else name.rstrip()
     return text[slice(*mark.span("label"))] if mark["label"] else ""
 
 
