@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
@@ -24,15 +24,6 @@ ROOM = 0.3
 _ENOUGH = 2**18
 
 
-def used_by_others() -> tuple[float, float]:
-    """Returns the time, and the seconds that other processes have used of this process's cores until now."""
-    every, own = psutil.cpu_times(percpu=True), os.times()
-    total = 0.0
-    for times in (every[core] for core in os.sched_getaffinity(0) if core < len(every)):
-        total += sum(times[:8]) - times.idle - times.iowait  # guests are users, too
-    return time.perf_counter(), total - own.user - own.system
-
-
 class Crowding:
     """Watches what other programs use of this process's cores.
 
@@ -40,8 +31,8 @@ class Crowding:
         is_crowded: whether they and the threads of the last call have needed more cores than there are.
     """
 
-    def __init__(self, used: Callable[[], tuple[float, float]] = used_by_others):
-        self.is_crowded, self._used = False, used
+    def __init__(self):
+        self.is_crowded = False
 
     @contextmanager
     def watched(self, device: torch.device) -> Iterator[None]:
@@ -63,7 +54,7 @@ class Crowding:
         cores = len(os.sched_getaffinity(0))
         number = max(1, math.ceil((cores - threads + 1) / (threads - 1)))
         held: threading.Event | None = None
-        seconds, before = FIRST_SECONDS, self._used()
+        seconds, before = FIRST_SECONDS, _used()
         while True:
             if self.is_crowded and held is None:
                 held = _hold(number)
@@ -71,12 +62,21 @@ class Crowding:
                 held = held.set()
             if ends.wait(seconds):
                 break
-            now = self._used()
+            now = _used()
             others = (now[1] - before[1]) / (now[0] - before[0])
             self.is_crowded = others + threads > cores + ROOM
             seconds, before = LOOK_SECONDS, now
         if held is not None:
             held.set()
+
+
+def _used() -> tuple[float, float]:
+    """Returns the time, and the seconds that other processes have used of this process's cores until now."""
+    every, own = psutil.cpu_times(percpu=True), os.times()
+    total = 0.0
+    for times in (every[core] for core in os.sched_getaffinity(0) if core < len(every)):
+        total += sum(times[:8]) - times.idle - times.iowait  # guests are users, too
+    return time.perf_counter(), total - own.user - own.system
 
 
 def _hold(number: int) -> threading.Event:

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +144,7 @@ class GpuUse:
         MachineError: the driver does not tell it.
     """
 
-    def __init__(self, uuid: str, namespace: Path = NAMESPACE, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, uuid: str, namespace: Path = NAMESPACE):
         if namespace.is_symlink() and str(namespace.readlink()) != _OUTSIDE:
             raise MachineError("In a container, the driver does not tell which process uses the GPU.")
         try:
@@ -156,12 +155,12 @@ class GpuUse:
             self.by_others()
         except (OSError, AttributeError) as error:
             raise MachineError("The GPU's driver lacks NVML, which tells what uses the GPU.") from error
-        self._clock, self._is_taken, self._since = clock, False, clock()
+        self._is_taken, self._since = False, time.monotonic()
 
     @property
     def is_taken(self) -> bool:
         """Whether others use it: for some seconds already, and then until they have left it alone for some."""
-        now, is_used = self._clock(), self.by_others() >= TAKEN
+        now, is_used = time.monotonic(), self.by_others() >= TAKEN
         if is_used == self._is_taken:
             self._since = now
         elif now - self._since >= (LEFT_SECONDS if self._is_taken else TAKEN_SECONDS):

@@ -12,6 +12,7 @@ import torch
 from served import SECONDS
 
 from sebp_edge.basics.children import ending_with_this
+from sebp_edge.machine import crowding
 from sebp_edge.machine.crowding import Crowding
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc/stat")
@@ -64,12 +65,14 @@ class Others:
 
 
 @pytest.fixture
-def others(two_cores):
-    return Others()
+def others(two_cores, monkeypatch):
+    others = Others()
+    monkeypatch.setattr(crowding, "_used", others.used)
+    return others
 
 
 def test_threads_are_held_while_others_need_the_cores(others):
-    crowd = Crowding(others.used)
+    crowd = Crowding()
     with crowd.watched(CPU):
         others(0.1)
         until(lambda: names() == ["sebp-edge crowding"])
@@ -100,7 +103,7 @@ def test_no_bit_changes(others):
     x, weight = torch.randn(70, 512, generator=generator), torch.randn(300, 512, generator=generator)
     expected = torch.nn.functional.linear(x, weight).softmax(-1)
     others(2.0)
-    with Crowding(others.used).watched(CPU):
+    with Crowding().watched(CPU):
         until(lambda: "sebp-edge holds threads" in names())
         assert torch.equal(torch.nn.functional.linear(x, weight).softmax(-1), expected)
 

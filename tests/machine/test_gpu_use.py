@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from sebp_edge.errors import MachineError
+from sebp_edge.machine import politeness
 from sebp_edge.machine.politeness import LEFT_SECONDS, TAKEN, TAKEN_SECONDS, GpuUse
 
 SOURCE = r"""
@@ -84,9 +85,10 @@ def test_the_use_of_each_other_process_is_its_mean_since_the_last_look(nvml, nam
     assert use.by_others() == 7
 
 
-def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, namespace):
+def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, namespace, monkeypatch):
     now = [random.uniform(0, 1e6)]
-    use, time = GpuUse(UUID, namespace, clock=lambda: now[0]), 1
+    monkeypatch.setattr(politeness.time, "monotonic", lambda: now[0])
+    use, time = GpuUse(UUID, namespace), 1
 
     def after(seconds, share):
         nonlocal time
