@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_616
+MAX_LINES = 50_621
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_597,
     "ask": 1_048,
@@ -73,7 +73,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_969,
     "lessons": 2_245,
     "machine": 1_003,
-    "reading": 6_759,
+    "reading": 6_764,
     "research": 1_778,
     "run": 5_463,
     "serve": 3_008,

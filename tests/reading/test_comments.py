@@ -65,6 +65,13 @@ def test_comments_are_counted_and_a_text_that_is_cut_is_said_to_be(tmp_path):
     assert {item.kind for item in read_texts(tmp_path).left_out} >= {"comments", found[-1][1]}
 
 
+def test_marks_for_a_blogs_program_are_left_out_and_are_no_comments(tmp_path):
+    path = write_file(tmp_path, "a.md", "One.\n\n<!--more-->\n\nTwo.\n\n<!-- TOC -->\n\nThree.\n")
+    assert (contents(path), left_out(path)) == (["One.\n\n\n\nTwo.\n\n\n\nThree."], {})
+    path = write_file(tmp_path, "b.md", "One.\n\n<!-- more on this later -->\n\nTwo.\n")
+    assert left_out(path) == {"b.md": "comments: 1"}
+
+
 def test_notebooks_hide_comments_in_their_prose_only(tmp_path):
     cells = [("markdown", "A <!-- x --> B"), ("code", "<!-- kept -->"), ("markdown", "<!-- never closed")]
     notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}
