@@ -55,15 +55,15 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_628
+MAX_LINES = 50_623
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_597,
+    "files at the root": 1_593,
     "ask": 1_048,
     "basics": 884,
     "basics.pages": 257,
     "cli": 2_901,
     "engine": 9,
-    "engine.memory": 1_650,
+    "engine.memory": 1_649,
     "engine.models": 4_664,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
