@@ -47,9 +47,9 @@ class Recipe:
             "lora", on GPUs since Ada.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
-        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of several, some
-            are tried for one epoch from the start, and the training goes on with the one whose validation loss is
-            lowest; without validation documents, with the middle one, of two the lower.
+        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of several, a
+            fresh adapter tries some for one epoch each, and goes on with the one whose validation loss is lowest;
+            without validation documents, and with method "full", it is the middle one, of two the lower.
         learning_on_share: the peak learning rate of a training that learns on, as a share of `learning_rate`.
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
@@ -101,10 +101,6 @@ class Recipe:
     def __post_init__(self):
         for field in dataclasses.fields(Recipe):
             object.__setattr__(self, field.name, _validate(self.name, field, getattr(self, field.name)))
-        if self.method == "full" and len(self.learning_rates) > 1:
-            raise RecipeError(
-                f"Recipe {self.name!r}: only adapters try several learning rates; give one, or use method 'lora'."
-            )
         if self.load_in_4bit and self.method == "full":
             raise RecipeError(
                 f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."

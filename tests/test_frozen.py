@@ -10,10 +10,10 @@ import pytest
 from command import python
 
 import sebp_edge
-from sebp_edge.cli import frozen
 
 ROOT = Path(__file__).parents[1]
-(HOOK,) = [path for folder in frozen.hook_folders() for path in Path(folder).glob("hook-*.py")]
+(ENTRY,) = [each for each in importlib.metadata.entry_points(group="pyinstaller40") if "sebp_edge" in each.module]
+(HOOK,) = [path for folder in ENTRY.load()() for path in Path(folder).glob("hook-*.py")]
 REFUSING_HOOK = HOOK.parent / "pre_safe_import_module" / HOOK.name
 # With the installed copy in place of what is imported, and as in PyInstaller's own process, which would import torch.
 RUN_HOOK = """
@@ -40,8 +40,7 @@ def collected(tmp_path_factory):
 
 
 def test_pyinstaller_finds_the_hook():
-    (entry,) = [one for one in importlib.metadata.entry_points(group="pyinstaller40") if one.module == frozen.__name__]
-    assert (entry.name, entry.load()()) == ("hook-dirs", frozen.hook_folders())
+    assert ENTRY.name == "hook-dirs"
     assert HOOK.name == "hook-sebp_edge.py"
 
 
@@ -62,7 +61,7 @@ def test_all_data_files_are_collected(collected):
 @pytest.mark.slow
 def test_modules_that_are_imported_by_name_are_collected(collected):
     assert set(sebp_edge._HOMES.values()) <= set(collected["hiddenimports"])
-    assert not any(name.startswith(frozen.__name__) for name in collected["hiddenimports"])
+    assert not any(name.startswith(ENTRY.module) for name in collected["hiddenimports"])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from builders import make_sentences
+from builders import make_chats
 from learnt import RECIPE
 from safetensors.torch import load_file, save_file
 
@@ -32,14 +32,6 @@ def test_cudnn_which_plans_each_size_anew_attends_in_no_call(make, was_enabled):
         assert torch.backends.cuda.cudnn_sdp_enabled() == was_enabled
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def chats(count=20):
-    pairs = zip(make_sentences(count), make_sentences(count, seed=1), strict=True)
-    return [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in pairs
-    ]
 
 
 def record_prompts(personalizer):
@@ -83,7 +75,7 @@ def test_a_version_without_an_adapter_is_refused(make, options):
 def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
     personalizer = make()
     assert not personalizer.recipe.chat_template
-    path = personalizer.adapt(chats(), activate_anyway=True).adapter_path
+    path = personalizer.adapt(make_chats(), activate_anyway=True).adapter_path
     assert AdapterRecord.read(path).chat is True
     again = make()
     again.load_adapter("default")

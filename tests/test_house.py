@@ -55,29 +55,29 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_612
+MAX_LINES = 50_623
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_597,
-    "ask": 1_049,
+    "files at the root": 1_593,
+    "ask": 1_048,
     "basics": 884,
     "basics.pages": 257,
     "cli": 2_901,
     "engine": 9,
-    "engine.memory": 1_650,
-    "engine.models": 4_662,
+    "engine.memory": 1_649,
+    "engine.models": 4_664,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_223,
-    "engine.training": 4_176,
+    "engine.training": 4_183,
     "export": 1_969,
-    "lessons": 2_243,
+    "lessons": 2_245,
     "machine": 1_003,
-    "reading": 6_759,
+    "reading": 6_764,
     "research": 1_778,
     "run": 5_463,
     "serve": 3_008,
-    "store": 2_776,
+    "store": 2_777,
     "values": 1_830,
 }
 MAX_ENTRIES_AT_ROOT = 20

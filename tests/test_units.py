@@ -43,3 +43,7 @@ def test_one_thing_is_no_plural():
     assert [plural(number, "document") for number in (0, 1, 2, 1200)] == [
         *("0 documents", "1 document", "2 documents", "1,200 documents")
     ]
+
+
+def test_sizes_are_formatted_in_mb_and_gb():
+    assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]

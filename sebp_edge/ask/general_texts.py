@@ -21,8 +21,7 @@ from sebp_edge.values.documents import Content, Document
 from sebp_edge.values.example import NO_DOCUMENT, Example
 
 FOLDER = Path(__file__).parent / "general"
-TEXTS, CHAT = FOLDER / "texts.txt", FOLDER / "chat.txt"
-GENERAL, LANGUAGE = FOLDER / "questions.txt", FOLDER / "language.txt"
+LANGUAGE = FOLDER / "language.txt"
 _SEPARATOR = "\n<|text|>\n"
 # The most items of a probe. Losing six of them, and gaining none, is more than chance.
 MAX_ITEMS = 40
@@ -35,7 +34,7 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
     """Returns examples of general text of about `num_tokens` tokens, drawn by the seed; again if there are too few."""
     if num_tokens <= 0:
         return []
-    texts = TEXTS.read_text(encoding="utf-8").strip().split(_SEPARATOR)
+    texts = (FOLDER / "texts.txt").read_text(encoding="utf-8").strip().split(_SEPARATOR)
     documents = [Document("", text) for text in random.Random(seed).sample(texts, len(texts))]
     examples = (each for document in documents for each in encode([document], tokenizer, context_length)[0])
     chosen, filled = [], 0
@@ -49,7 +48,7 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
 
 def chat_questions() -> list[str]:
     """Returns bundled general questions, which the base model answers."""
-    return CHAT.read_text(encoding="utf-8").splitlines()
+    return (FOLDER / "chat.txt").read_text(encoding="utf-8").splitlines()
 
 
 def chat_examples(replies: Sequence[str], tokenizer, context_length: int) -> list[Example]:
@@ -62,7 +61,7 @@ def chat_examples(replies: Sequence[str], tokenizer, context_length: int) -> lis
 
 def general_questions() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields bundled general questions, each with its right answers."""
-    for line in GENERAL.read_text(encoding="utf-8").splitlines():
+    for line in (FOLDER / "questions.txt").read_text(encoding="utf-8").splitlines():
         question, answers = line.split("|")
         yield question, tuple(answers.split("/"))
 

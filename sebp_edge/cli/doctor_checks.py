@@ -57,13 +57,13 @@ def _driver() -> Finding:
     return Finding("driver", f"torch is built for {build}; {_nvidia_driver()}", devices.driver_problem())
 
 
-def _nvidia_driver() -> str:
+def _nvidia_driver(seconds: float = 10) -> str:
     command = shutil.which("nvidia-smi")
     if command is None:
         return "no NVIDIA driver found"
     query = ending_with_this([command, "--query-gpu=driver_version", "--format=csv,noheader"])
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.split()
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=seconds, check=True).stdout.split()
     except (OSError, subprocess.SubprocessError):
         return "nvidia-smi does not answer"
     return f"NVIDIA driver {answer[0]}" if answer else "nvidia-smi lists no GPU"

@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from sebp_edge.values.documents import pieces
+from sebp_edge.values.documents import PIECE, pieces
 from sebp_edge.values.preparation_progress import SILENT, Progress
 from sebp_edge.values.remembered import Shingles
 
@@ -30,7 +30,6 @@ _MIN_IN_SKETCH = 4
 # frequent shingle are compared with the first few of them only, so that those of one template take linear time.
 _MAX_DOCUMENTS = 32
 _FIRST_DOCUMENTS = 4
-# With more occurrences of shingles than this, a part of the shingles is used to find the pairs.
 _MAX_OCCURRENCES = 2_000_000
 # Pairs that are compared at once, which limits the memory.
 _PAIRS_AT_ONCE = 100_000
@@ -48,8 +47,8 @@ _FACTORS = [np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4E
 class Shingler:
     """Computes shingles. Without the salt, nobody can tell from them which words a document has."""
 
-    def __init__(self, salt: bytes):
-        self._hash_of = _WordHashes(salt)
+    def __init__(self, salt: bytes, piece: int = PIECE, max_words: int = _MAX_WORDS):
+        self._hash_of, self._piece = _WordHashes(salt, max_words), piece
 
     def shingles(self, text: str, progress: Progress = SILENT) -> Shingles:
         """Returns the shingles of a text, which are one at least.
@@ -59,7 +58,7 @@ class Shingler:
         """
         for pattern in (_WORD, _SIGN):
             carried, found = np.empty(0, np.uint64), [np.empty(0, np.uint32)]
-            for piece in pieces(text):
+            for piece in pieces(text, self._piece):
                 words = pattern.finditer(unicodedata.normalize("NFKC", piece).lower())
                 hashes = np.append(carried, np.fromiter((self._hash_of[word[0]] for word in words), np.uint64))
                 found.append(_mix(hashes))
@@ -89,11 +88,11 @@ def _mix(hashes: np.ndarray) -> np.ndarray:
 class _WordHashes(dict):
     """The hashes of the words that were looked up."""
 
-    def __init__(self, salt: bytes):
-        self._salt = salt
+    def __init__(self, salt: bytes, most: int):
+        self._salt, self._most = salt, most
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= _MAX_WORDS:
+        if len(self) >= self._most:
             self.clear()
         plain = "0" if word[:1].isdecimal() else word
         digest = blake2b(plain.encode(errors="surrogatepass"), digest_size=8, key=self._salt).digest()
@@ -114,7 +113,7 @@ class Relations:
     holding: list[tuple[int, int]]
 
 
-def compare(documents: list[Shingles]) -> Relations:
+def compare(documents: list[Shingles], max_occurrences: int = _MAX_OCCURRENCES) -> Relations:
     """Finds near-duplicates, and documents that hold a large part of a smaller one.
 
     The time is nearly linear in the number of shingles. Among many documents with the same shingles not all pairs are
@@ -122,13 +121,14 @@ def compare(documents: list[Shingles]) -> Relations:
 
     Args:
         documents: the shingles of each document, or a sketch of them. Two sketches are not compared.
+        max_occurrences: with more of them, a part of the shingles is used to find the pairs.
     """
     if len(documents) < 2:
         # The search for pairs would take eight times the memory of a large document's shingles.
         return Relations([], [])
     numbers = np.array([shingles.number for shingles in documents], np.int64)
     parts = np.array([len(shingles.hashes) for shingles in documents], np.int64)
-    firsts, seconds = _candidates(documents, parts, parts < numbers)
+    firsts, seconds = _candidates(documents, parts, parts < numbers, max_occurrences)
     found = _num_found(documents, firsts, seconds)
     # The part of a sketch that is found in a document estimates the part of all shingles.
     scale = np.maximum(numbers[firsts] / parts[firsts], numbers[seconds] / parts[seconds])
@@ -197,7 +197,9 @@ def find_clusters(num_documents: int, relations: Relations) -> Clusters:
     return Clusters(cluster_of, bridged)
 
 
-def _candidates(documents: list[Shingles], parts: np.ndarray, is_sketch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _candidates(
+    documents: list[Shingles], parts: np.ndarray, is_sketch: np.ndarray, max_occurrences: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pairs of documents that share more than a few shingles, as two arrays of indices."""
     hashes = np.concatenate([np.empty(0, np.uint32), *(shingles.hashes for shingles in documents)])
     owners = np.repeat(np.arange(len(documents), dtype=np.uint64), parts)
@@ -208,8 +210,8 @@ def _candidates(documents: list[Shingles], parts: np.ndarray, is_sketch: np.ndar
     is_alone = is_first & np.append(is_first[1:], True)[: len(hashes)]
     places, is_first = places[~is_alone], is_first[~is_alone]
     # The smallest hashes are a random part of the shingles, and those that sketches have.
-    sampled = min(1.0, _MAX_OCCURRENCES / max(1, len(places)))
-    pairs = _pairs((places & np.uint64(2**32 - 1))[:_MAX_OCCURRENCES], is_first[:_MAX_OCCURRENCES])
+    sampled = min(1.0, max_occurrences / max(1, len(places)))
+    pairs = _pairs((places & np.uint64(2**32 - 1))[:max_occurrences], is_first[:max_occurrences])
     del places, hashes, owners, is_first, is_alone
     pairs.sort()
     begins = np.flatnonzero(np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)])

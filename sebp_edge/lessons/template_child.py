@@ -50,10 +50,10 @@ class TemplateRefuses(Exception):
 
 
 class Renderer:
-    """Renders conversations with one chat template. May be used in several threads."""
+    """Renders conversations with one chat template, each within some seconds. May be used in several threads."""
 
-    def __init__(self, source: str):
-        self.source = source
+    def __init__(self, source: str, seconds: float = SECONDS):
+        self.source, self._seconds = source, seconds
         self._lock = threading.Lock()
         self._num_exceeded = 0
         self._process: _Process | None = None
@@ -61,7 +61,7 @@ class Renderer:
         self._bundled = templates.Template(source) if source == bundled else None
 
     def __reduce__(self):
-        return Renderer, (self.source,)
+        return Renderer, (self.source, self._seconds)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[dict], variables: dict, cuts: list[Cut]
@@ -90,7 +90,7 @@ class Renderer:
             if self._process is None or not self._process.is_running:
                 self._process = _Process(self.source)
             try:
-                return self._process.ask(request, SECONDS)
+                return self._process.ask(request, self._seconds)
             except _Exceeded:
                 self._num_exceeded += 1
                 break

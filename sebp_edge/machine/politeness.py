@@ -144,8 +144,8 @@ class GpuUse:
         MachineError: the driver does not tell it.
     """
 
-    def __init__(self, uuid: str):
-        if NAMESPACE.is_symlink() and str(NAMESPACE.readlink()) != _OUTSIDE:
+    def __init__(self, uuid: str, namespace: Path = NAMESPACE):
+        if namespace.is_symlink() and str(namespace.readlink()) != _OUTSIDE:
             raise MachineError("In a container, the driver does not tell which process uses the GPU.")
         try:
             self._nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")

@@ -12,20 +12,19 @@ from filelock import lock_descriptor
 from sebp_edge.errors import StorageError
 
 _FILE = ".lock"
-_WAIT_SECONDS = 60
 
 
 @contextmanager
-def locked(store: Path) -> Iterator[None]:
-    """Context in which no other process or thread changes the store; waits up to a minute for it."""
+def locked(store: Path, seconds: float = 60) -> Iterator[None]:
+    """Context in which no other process or thread changes the store; waits up to so many seconds for it."""
     # Not filelock's FileLock, which makes missing folders, readable by others.
     descriptor = os.open(store / _FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + seconds
         while not lock_descriptor(descriptor, blocking=False):
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"Another process has been changing the adapters in {str(store)!r} for {_WAIT_SECONDS} "
+                    f"Another process has been changing the adapters in {str(store)!r} for {seconds} "
                     "seconds; wait for it or end it, then try again."
                 )
             time.sleep(random.uniform(0.001, 0.01))

@@ -128,6 +128,8 @@ repeat parts of them: keep it as private as they are.
 
 def _is_recipe(values: dict) -> bool:
     """Whether these may be a recipe's values: plain ones with a name and a method; recipes had a table `sparsity`."""
-    plain = [value for key, value in values.items() if key != "sparsity"]
+    plain = [value for key, value in values.items() if key not in ("sparsity", "learning_rate")]
     is_named = all(isinstance(values.get(key), str) for key in ("name", "method"))
+    rates = values.get("learning_rate")
+    plain += rates if isinstance(rates, list | tuple) else [rates]
     return is_named and all(isinstance(value, str | int | float | bool | NoneType) for value in plain)

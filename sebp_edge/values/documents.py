@@ -173,11 +173,11 @@ PIECE = 250_000
 _BLANK = re.compile(r"[ \n。]")
 
 
-def pieces(text: str) -> Iterator[str]:
+def pieces(text: str, least: int = PIECE) -> Iterator[str]:
     """Cuts a text after blanks and full stops, which are in no word and in no character of several code points."""
     begin = 0
     while begin < len(text):
-        blank = _BLANK.search(text, begin + PIECE)
+        blank = _BLANK.search(text, begin + least)
         end = blank.end() if blank else len(text)
         yield text[begin:end]
         begin = end

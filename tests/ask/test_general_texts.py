@@ -3,7 +3,7 @@
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 
-from sebp_edge.ask.general_texts import TEXTS, chat_examples, chat_questions, general_examples, general_questions
+from sebp_edge.ask.general_texts import FOLDER, chat_examples, chat_questions, general_examples, general_questions
 from sebp_edge.lessons.general_probe import read_probe
 from sebp_edge.values.example import NO_DOCUMENT
 
@@ -23,7 +23,7 @@ def test_general_text_is_not_in_the_probe():
         words = text.split()
         return {" ".join(words[begin : begin + 8]) for begin in range(len(words) - 7)}
 
-    own = runs(TEXTS.read_text(encoding="utf-8"))
+    own = runs((FOLDER / "texts.txt").read_text(encoding="utf-8"))
     assert len(own) > 10_000
     for document in read_probe():
         assert not own & runs(document.content), document.source

@@ -51,7 +51,7 @@ def test_two_questions_exchange_their_answers(has_template):
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_few_questions_make_few_items(number, monkeypatch, tmp_path):
     (tmp_path / "questions.txt").write_text("".join(f"What is {each}?|{each}\n" for each in range(number)))
-    monkeypatch.setattr("sebp_edge.ask.general_texts.GENERAL", tmp_path / "questions.txt")
+    monkeypatch.setattr("sebp_edge.ask.general_texts.FOLDER", tmp_path)
     assert len(list(fact_items(make_tokenizer()))) == number // 2
 
 

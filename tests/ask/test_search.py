@@ -6,6 +6,7 @@ import string
 import threading
 
 import pytest
+from reading import read_texts, write_file
 
 from sebp_edge.ask.answer import best_sentence, checked, is_found, stands_in
 from sebp_edge.ask.index import Index
@@ -264,3 +265,12 @@ def test_a_python_without_fts5_gets_a_sentence(monkeypatch):
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=Without, **k))
     with pytest.raises(MachineError, match="FTS5"):
         Index()
+
+
+def test_an_alias_of_a_page_of_logseq_is_found(tmp_path):
+    write_file(tmp_path, "logseq/config.edn", "{}")
+    write_file(tmp_path, "pages/Tools.md", "alias:: Instruments\n\n- The saw hangs on the wall.")
+    write_file(tmp_path, "pages/Soup.md", "- Lentils and carrots.")
+    index = Index()
+    index.update(read_texts(tmp_path).documents)
+    assert index.search("Where are the instruments?")[0].passage.document == "pages/Tools.md"

@@ -9,16 +9,14 @@ from speed import beginnings
 
 
 @pytest.fixture
-def short(monkeypatch):
-    """One note, and one step in each turn; leaves the random state as it was."""
-    for name, value in {"NOTES": (1,), "TURNS": 1, "STEPS_PER_TURN": 1}.items():
-        monkeypatch.setattr(beginnings, name, value)
+def own_random_state():
+    """Leaves the random state as it was."""
     with torch.random.fork_rng(devices=[]):
         yield
 
 
 @pytest.mark.slow
-def test_both_steps_are_timed_and_the_shared_one_has_fewer_rows(short, capsys):
+def test_both_steps_are_timed_and_the_shared_one_has_fewer_rows(own_random_state, capsys):
     beginnings.main(["--tiny"])
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("notes 1, questions 10, rows 2270, shared_rows 470, unshared_error ")
@@ -26,7 +24,7 @@ def test_both_steps_are_timed_and_the_shared_one_has_fewer_rows(short, capsys):
 
 
 @pytest.mark.slow
-def test_a_shared_step_that_is_wrong_is_not_timed(short, monkeypatch):
+def test_a_shared_step_that_is_wrong_is_not_timed(own_random_state, monkeypatch):
     inner = beginnings.share_beginnings
 
     def with_other_targets(tokens, **options):

@@ -45,7 +45,7 @@ def make_job(folder, **changes):
 
 
 def rows_of(arm, job):
-    return list(process.measure(arm, job))
+    return list(process.measure(arm, job, repeats=1))
 
 
 def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):
@@ -67,7 +67,6 @@ def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
 
 @pytest.fixture
 def short(monkeypatch, plain_graphs):
-    monkeypatch.setattr(process, "REPEATS", 1)
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
     monkeypatch.setattr(attention, "SHARED_HEADS", {"enable_gqa": True})
     monkeypatch.setattr(steps, "GraphPool", PlainGraphs)
@@ -286,8 +285,16 @@ def test_without_a_reference_nothing_is_timed(arm_script, tmp_path):
         peers.run(["sebp-edge hoisted"], make_job(tmp_path))
 
 
+@pytest.fixture
+def own_finders():
+    """Removes what finds modules for the test only."""
+    before = list(sys.meta_path)
+    yield
+    sys.meta_path[:] = before
+
+
+@pytest.mark.usefixtures("own_finders")
 def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for module in ("flash_attn", "flash_attn.flash_attn_interface", "flash_attn.bert_padding"):
         # Undone after the test.
         monkeypatch.setitem(sys.modules, module, None)

@@ -8,16 +8,12 @@ import sys
 
 import pytest
 import torch
-from builders import SIZES, make_llama, make_tokenizer
+from builders import SIZES, load_base, make_llama, make_tokenizer
 from command import process
+from gguf import GGUFReader
 from gguf_files import Kind, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sebp_edge import Recipe
-from sebp_edge.engine.memory.shape_reader import read_shape
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.gguf.file import GgufFile
-from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import ModelError, SebpEdgeError
 
 # So many in this suite; SEBP_EDGE_DAMAGED_FILES asks for more.
@@ -31,14 +27,10 @@ def whole(tmp_path_factory):
     return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", make_llama(), make_tokenizer(), Kind.Q8_0)
 
 
-def load(path):
-    return load_base_model(resolve(path), Recipe.load("notes"), torch.device("cpu"))
-
-
 def refusal(path) -> str | None:
     """Returns the message of the error that a file raises, or None."""
     try:
-        load(path)
+        load_base(path)
     except SebpEdgeError as error:
         message = str(error)
         assert "\n" not in message and len(message) < 500 and message.endswith("."), message
@@ -68,11 +60,9 @@ def damaged(content: bytes, data_start: int, draw: random.Random) -> bytes:
 @pytest.mark.slow
 def test_damaged_files_are_refused_with_one_sentence_in_little_memory(whole, tmp_path):
     content = whole.read_bytes()
-    with GgufFile(whole) as file:
-        data_start = min(tensor.offset for tensor in file.tensors.values())
-        # Most of the table is the vocabulary; damage at its ends hits counts, keys, names, shapes and offsets.
-        ends = [data_start, 1500]
-    load(whole)
+    # Most of the table is the vocabulary; damage at its ends hits counts, keys, names, shapes and offsets.
+    ends = [GGUFReader(whole).data_offset, 1500]
+    load_base(whole)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     draw, refused = random.Random(0), 0
     path = tmp_path / "model.gguf"
@@ -137,21 +127,21 @@ def test_lying_headers_are_refused(name, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=message):
-        read_shape(resolve(path))
+        load_base(path)
     assert refusal(path)
 
 
 def test_pipes_folders_and_unreadable_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(ModelError, match="not a regular file"):
-        load(tmp_path / "pipe.gguf")
+        load_base(tmp_path / "pipe.gguf")
     (tmp_path / "folder.gguf").mkdir()
     with pytest.raises(ModelError, match="contains no model"):
-        load(tmp_path / "folder.gguf")
+        load_base(tmp_path / "folder.gguf")
     with pytest.raises(ModelError, match=r"There is no GGUF file 'missing\.gguf'"):
-        resolve("missing.gguf")
+        load_base("missing.gguf")
     with pytest.raises(ModelError, match="There is no GGUF file"):
-        resolve(tmp_path / "missing.gguf")
+        load_base(tmp_path / "missing.gguf")
 
 
 @pytest.mark.parametrize(
@@ -183,19 +173,18 @@ def test_pipes_folders_and_unreadable_files_are_refused(tmp_path):
 def test_models_that_cannot_be_read_are_refused(changes, message, tokenizer, tmp_path):
     path = write_gguf(tmp_path / "model.gguf", make_llama(), tokenizer, **changes)
     with pytest.raises(ModelError, match=message):
-        load(path)
+        load_base(path)
 
 
 def test_types_that_cannot_be_dequantised_are_refused_with_the_list(whole, tmp_path):
     content = bytearray(whole.read_bytes())
-    with GgufFile(whole) as file:
-        size = file.tensors["blk.0.ffn_up.weight"].shape[::-1]
+    size = SIZES["hidden_size"], SIZES["intermediate_size"]
     at = content.index(text("blk.0.ffn_up.weight") + struct.pack("<I2Q", 2, *size)) + 8 + 19 + 4 + 16
     struct.pack_into("<I", content, at, 20)
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match="tensors of type IQ4_NL; expected F32, F16, Q4_0"):
-        load(path)
+        load_base(path)
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
@@ -204,7 +193,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
         model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
     path = write_gguf(tmp_path / "model.gguf", model, make_tokenizer(), tokenizer__ggml__bos_token_id=0)
     with pytest.raises(ModelError, match=r"NaN or infinity, in the tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
-        load(path)
+        load_base(path)
 
 
 @pytest.mark.slow

@@ -8,22 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from builders import make_llama
+from builders import load_base, make_llama
 from command import assert_one_sentence, records, run
 from gguf_files import Kind, write_gguf
 from load_memory import peak_of_loading
 
 from sebp_edge import Personalizer, Recipe
-from sebp_edge.engine.models import fingerprint
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.events import Notice
 
 pytestmark = pytest.mark.usefixtures("unassessed")
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -90,26 +84,26 @@ def test_an_adapter_is_refused_by_another_file(gguf_file, notes_folder, tokenize
 def test_a_file_is_hashed_once_and_again_after_a_change(gguf_file, tmp_path, own_home):
     path = tmp_path / "copy.gguf"
     path.write_bytes(gguf_file.read_bytes())
-    first = fingerprint.file_fingerprint(path)
+    first = load_base(path).fingerprint
     assert first == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
     # Another hash in the list shows that the file is not read again.
     (known,) = (own_home / "cache" / "sebp-edge").glob("*.json")
     known.write_text(known.read_text().replace(first, "0" * 32))
-    assert fingerprint.file_fingerprint(path) == "0" * 32
+    assert load_base(path).fingerprint == "0" * 32
     path.write_bytes(path.read_bytes() + bytes(32))
-    assert fingerprint.file_fingerprint(path) == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+    assert load_base(path).fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def test_a_damaged_list_of_hashes_is_replaced(gguf_file, own_home):
-    first = fingerprint.file_fingerprint(gguf_file)
+    first = load_base(gguf_file).fingerprint
     (file,) = (own_home / "cache" / "sebp-edge").glob("*.json")
     for damage in ("", "[]", '{"x": 3}'):
         file.write_text(damage)
-        assert fingerprint.file_fingerprint(gguf_file) == first
+        assert load_base(gguf_file).fingerprint == first
 
 
 def test_ollamas_files_are_not_hashed(in_ollama):
-    base = load_base_model(resolve("ollama:small:1m"), Recipe.load("notes"), CPU)
+    base = load_base("ollama:small:1m")
     assert base.fingerprint == in_ollama[:32]
 
 
@@ -118,10 +112,10 @@ def test_a_base_in_4_bits_differs_from_the_file_and_says_so(gguf_file):
     personalizer = Personalizer(gguf_file, recipe=Recipe.load("notes").replace(load_in_4bit=True), device="cpu")
     base = personalizer.in_use.load(events.append)
     assert base.in_4bit
-    assert base.fingerprint == fingerprint.file_fingerprint(gguf_file)
+    assert base.fingerprint == load_base(gguf_file).fingerprint
     (notice,) = [event.message for event in events if isinstance(event, Notice)]
     assert "rounded to NF4" in notice
-    exact = load_base_model(resolve(gguf_file), Recipe.load("notes"), CPU)
+    exact = load_base(gguf_file)
     weight, original = (model.model.model.layers[0].mlp.up_proj.weight for model in (base, exact))
     from bitsandbytes.functional import dequantize_4bit
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from builders import SIZES, make_tokenizer
-from gguf_files import write_gguf
+from builders import SIZES, load_base, make_tokenizer, shape_of
+from gguf_files import ARCHITECTURES, write_gguf
 from llama_cpp import ask_llama_cpp
 from model_families import make_model
 from transformers import (
@@ -20,11 +20,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from sebp_edge import Recipe
-from sebp_edge.engine.memory.shape_reader import read_shape
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.gguf.families import FAMILIES
-from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.errors import ModelError
 
 IDS = torch.randint(7, 320, (1, 60), generator=torch.Generator().manual_seed(0))
 NAMES = {"bos_token_id": 0, "eos_token_id": 1}
@@ -117,7 +113,7 @@ def case(request, tmp_path_factory):
     model = make(request.param)
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     write_gguf(path, model, make_tokenizer(), **FURTHER.get(request.param, {}))
-    return request.param, model, path, load_base_model(resolve(path), Recipe.load("notes"), torch.device("cpu"))
+    return request.param, model, path, load_base(path)
 
 
 @torch.no_grad()
@@ -127,8 +123,13 @@ def test_a_model_of_each_family_computes_what_its_original_does(case):
     torch.testing.assert_close(base.model(IDS).logits, model(IDS).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_every_family_has_a_case():
-    assert {config().model_type for config in CONFIGS.values()} == set(FAMILIES)
+def test_every_family_has_a_case(tokenizer, tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", make(next(iter(CONFIGS))), tokenizer, general__architecture="none")
+    with pytest.raises(ModelError) as refusal:
+        load_base(path)
+    listed = str(refusal.value).partition("expected ")[2].removesuffix(".").split(", ")
+    families = {config().model_type for config in CONFIGS.values()}
+    assert {ARCHITECTURES.get(family, family) for family in families} == set(listed)
 
 
 @torch.no_grad()
@@ -150,7 +151,7 @@ def test_llama_cpp_computes_what_the_read_model_does(case):
 
 def test_the_shape_is_known_before_the_file_is_loaded(case):
     name, model, path, _ = case
-    shape = read_shape(resolve(path))
+    shape = shape_of(path)
     assert shape.parameters == model.num_parameters()
     assert shape.longest == model.config.max_position_embeddings
     assert shape.is_hoisted, name

@@ -22,9 +22,15 @@ from transformers import (
     RobertaConfig,
 )
 
+from sebp_edge import Personalizer, Recipe
+from sebp_edge.engine.memory.shape_reader import read_shape
+from sebp_edge.engine.models import adaptation
+from sebp_edge.engine.models.adaptation import Adaptation
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
+from sebp_edge.events import silent
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.research import ActiveTokens, RowPlan
@@ -149,6 +155,27 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
     return batch if family == "distilbert" else batch | {"token_type_ids": types.long() * mask}
 
 
+def load_base(model, recipe="notes", device="cpu", on_event=silent):
+    """The loaded model that calls of a Personalizer share."""
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+    return Personalizer(model, recipe=recipe, device=device).in_use.load(on_event)
+
+
+def attach(base, recipe, seed=0) -> Adaptation:
+    """Attaches a new adaptation to a loaded model."""
+    return adaptation.attach(base, recipe, seed)
+
+
+def load_adapter(base, folder) -> Adaptation:
+    """Loads a saved adapter onto a loaded model."""
+    return adaptation.load(base, folder)
+
+
+def shape_of(model):
+    """What is known of a model before it is loaded."""
+    return read_shape(resolve(model))
+
+
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
     """`make_llama(**changes)` with the weights of `model`, dequantised to fp32 if they are in FP8 or 4 bits."""
     twin = make_llama(**changes)
@@ -163,6 +190,11 @@ def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
                 weight = dequantize_4bit(weight.data, state)
             parameter.copy_(weight)
     return twin
+
+
+def hoist(model, **options) -> Hoisted:
+    """Hoists a model that computes the same on active rows, which `Hoisted` of `sebp_edge.research` would try first."""
+    return Hoisted(model, **options)
 
 
 def row_losses(rows, input_ids, plan):
@@ -211,6 +243,15 @@ def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
         positions = accumulate(order.randint(1, (len(WORDS) - 1) // 2) for _ in range(words))
         texts.append(" ".join(WORDS[position % len(WORDS)] for position in positions) + ".")
     return texts
+
+
+def make_chats(count=20):
+    """Chats of a question and an answer."""
+    pairs = zip(make_sentences(count), make_sentences(count, seed=1), strict=True)
+    return [
+        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+        for question, answer in pairs
+    ]
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Driver:
 class FakeCuda:
     """Stands in for `torch.cuda`: a GPU that has nothing to report; what is not defined here is torch's own."""
 
-    _own = torch.cuda
+    _own, driver = torch.cuda, None
 
     def __getattr__(self, name):
         return getattr(self._own, name)
@@ -57,7 +57,7 @@ class H100(FakeCuda):
 
 
 def simulate(monkeypatch, gpu):
-    """Makes torch and the driver report this H100."""
+    """Makes torch and the driver report this GPU."""
     monkeypatch.setattr(torch, "cuda", gpu)
     monkeypatch.setattr(stacks, "_driver", lambda: gpu.driver)
 

@@ -4,21 +4,27 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from fake_gpu import FakeCuda
+from fake_gpu import FakeCuda, simulate
 
 from sebp_edge.engine.memory import this_machine
 from sebp_edge.machine import devices
 
+# What the choices of our operations are measured for.
+MEASURED_ON = {"gpu": "some GPU", "driver": "13000", "torch": "2.11.0", "triton": "3.6.0"}
+
 
 class _Gpus(FakeCuda):
-    def __init__(self, count):
-        self._count = count
+    def __init__(self, count, bf16):
+        self._count, self._bf16 = count, bf16
 
     def is_available(self):
         return self._count > 0
 
     def device_count(self):
         return self._count
+
+    def is_bf16_supported(self, including_emulation=True):
+        return self._bf16
 
 
 class FakeMachine:
@@ -32,10 +38,10 @@ class FakeMachine:
         self._monkeypatch.setattr(devices, "free_memory", lambda device: int(free))
         self._monkeypatch.setattr(devices, "total_memory", lambda device: int(free if total is None else total))
 
-    def has_gpus(self, count: int, cuda: str | None = "13.0") -> None:
-        """Sets how many CUDA GPUs torch finds, and the version of CUDA that it was built for."""
+    def has_gpus(self, count: int, cuda: str | None = "13.0", *, bf16: bool = True) -> None:
+        """Sets how many CUDA GPUs torch finds, whether they have bf16, and the CUDA that torch was built for."""
         self._monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-        self._monkeypatch.setattr(torch, "cuda", _Gpus(count))
+        simulate(self._monkeypatch, _Gpus(count, bf16))
         self._monkeypatch.setattr(torch.version, "cuda", cuda)
 
     def computes_in(self, dtype: torch.dtype) -> None:

@@ -1,5 +1,7 @@
 """Makes learners on a GPU that run captured graphs, and drops the graphs for eager runs."""
 
+from dataclasses import replace
+
 import torch
 from builders import make_llama
 from peft import LoraConfig, get_peft_model
@@ -45,10 +47,10 @@ class FullAdaptation:
         self.model = make_llama(**changes).to("cuda", torch.bfloat16).requires_grad_(True).eval()
 
 
-def make_learner(adapted, examples, events=None, options=FASTEST):
+def make_learner(adapted, examples, events=None, options=FASTEST, **changes):
     recipe = RECIPE.replace(method="full") if isinstance(adapted, FullAdaptation) else RECIPE
     on_event = (events if events is not None else []).append
-    return RecoveringLearner(adapted, recipe, examples, Collator(64, 2), on_event, options)
+    return RecoveringLearner(adapted, recipe, examples, Collator(64, 2), on_event, replace(options, **changes))
 
 
 def drop_graphs(learner):

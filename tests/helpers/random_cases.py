@@ -28,6 +28,15 @@ def random_case(num_rows, num_in, num_out, active, dtype=torch.float64, seed=0):
     return x, weight, bias, rows, dout
 
 
+def random_heads(num_heads, num_kv_heads, head_size, dtype, device="cpu", lengths=(7, 0, 1, 13)):
+    """q, k, v as parts of one matrix, and cosines and sines of the rows' angles."""
+    num_rows = sum(lengths)
+    wide = torch.randn(num_rows, num_heads + 2 * num_kv_heads, head_size, device=device, dtype=dtype)
+    angles = torch.rand(num_rows, head_size // 2, device=device).mul(6.28).repeat(1, 2)
+    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    return wide, (angles.cos().to(dtype), angles.sin().to(dtype)), cu_seqlens
+
+
 def gradients(function, tensors, dout):
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     out = function(*leaves)
@@ -111,6 +120,12 @@ def random_gradient(num_rows, num_out, seed=0):
 def selector(rule):
     layer = torch.nn.Identity()
     return AppliedRule(torch.nn.Sequential(layer), rule).selector([layer])
+
+
+def chosen(rule, dout):
+    """The rows that a rule keeps of these gradients, and their weights."""
+    ids, _, _, weights = selector(rule)((dout,)).on_host()
+    return ids.tolist(), weights
 
 
 def assert_no_worse_than_torch(found, plain, truth):

@@ -66,9 +66,7 @@ def write_general(folder):
 def make_quick(patch, general):
     """Uses small notes and texts, and leaves out losses of texts."""
     use_notes(patch)
-    patch.setattr("sebp_edge.ask.general_texts.TEXTS", general / "texts.txt")
-    patch.setattr("sebp_edge.ask.general_texts.CHAT", general / "chat.txt")
-    patch.setattr("sebp_edge.ask.general_texts.GENERAL", general / "questions.txt")
+    patch.setattr("sebp_edge.ask.general_texts.FOLDER", general)
     patch.setattr("sebp_edge.lessons.general_probe.read_probe", lambda: [Document("probe.txt", GENERAL)])
     skip_losses_of_texts(patch)
 

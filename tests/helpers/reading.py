@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from sebp_edge.errors import TextsError
-from sebp_edge.reading.readers import read_all, read_texts
+from sebp_edge.reading.readers import MEMORY_PER_BYTE, MIN_SIZE, read_all, read_texts
 from sebp_edge.values.documents import Conversation, LeftOut, NotRead, PromptCompletion
 
 __all__ = [
+    "MEMORY_PER_BYTE",
+    "MIN_SIZE",
     "Conversation",
     "NotRead",
     "PromptCompletion",

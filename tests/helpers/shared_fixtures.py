@@ -37,7 +37,7 @@ if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
 import command
 from builders import make_llama, make_sentences, make_tokenizer
 from failing_memory import RECIPE, PlainGraphs
-from fake_machine import FakeMachine
+from fake_machine import MEASURED_ON, FakeMachine
 from logged import Logged
 from quick import SHORT_ASSESSMENT, skip_assessment
 
@@ -101,8 +101,11 @@ def caplog():
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_renderers():
-    """Shares the processes that render chat templates, which start for each tokenizer otherwise."""
-    renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source))
+    """Shares the processes that render chat templates, which start for each tokenizer otherwise.
+
+    On a busy machine, the usual seconds would end before a template runs out of memory.
+    """
+    renderer = functools.lru_cache(maxsize=8)(lambda source, process: Renderer(source, seconds=60))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sebp_edge.lessons.conversations.Renderer", lambda source: renderer(source, os.getpid()))
         yield
@@ -163,8 +166,8 @@ def load_driver(monkeypatch):
 
 @pytest.fixture
 def take_at_most(monkeypatch):
-    """A function that sets how many seconds the readers of a module's files may take."""
-    return lambda module, seconds: monkeypatch.setattr(module, "MAX_SECONDS", seconds)
+    """A function that sets how many seconds a reader of `sebp_edge.reading.formats` may take."""
+    return lambda name, seconds: monkeypatch.setattr(f"sebp_edge.reading.formats.{name}.MAX_SECONDS", seconds)
 
 
 @pytest.fixture
@@ -307,6 +310,19 @@ def kernels(monkeypatch):
     tiles = Tiles(16, 16, 16, 2, 4, 2)
     monkeypatch.setattr(backend, "runs_kernels", lambda tensor: True)
     monkeypatch.setattr(choices, "choose_for_unknown_count", lambda *_: choices.Algorithms(tiles, tiles))
+
+
+@pytest.fixture
+def on_machine(monkeypatch):
+    """Takes this machine for another one, as the choices of our operations know it."""
+    monkeypatch.setattr(choices, "machine", lambda index: MEASURED_ON)
+
+
+@pytest.fixture
+def our_kernels(request):
+    """Runs our kernels: on a GPU where there is one, else in Triton's interpreter."""
+    if not torch.cuda.is_available():
+        request.getfixturevalue("kernels")
 
 
 @pytest.fixture

@@ -5,6 +5,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+from sebp_edge import Folder
+from sebp_edge.store.where import Where
+
+NOWHERE = Where()
+# Folders of texts, in two calls.
+HERE = Where(
+    texts=((Folder("/home/anna/notes", include=("*.md",), exclude=("drafts/",)), Folder("/b")), (Folder("/c"),))
+)
 RECORD = {
     "base_model": "sebp-edge/tiny",
     "model": "tiny",

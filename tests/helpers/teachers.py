@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.rows.batches import Collator, pack
 from sebp_edge.values.teacher_tokens import TeacherTokens
 
 IGNORE = -100
@@ -46,3 +48,11 @@ def dense_losses(model, examples):
         logits = model(torch.tensor([list(example.input_ids)]), use_cache=False).logits[0, :-1][labels != IGNORE]
         losses.append(-(distributions(example, logits.shape[1]) * logits.double().log_softmax(1)).sum(1))
     return torch.cat(losses)
+
+
+def losses_of(rows, examples):
+    """The losses of a micro-batch's loss rows, from hoisted rows or from the drop-in."""
+    if isinstance(rows, Hoisted):
+        return rows.row_losses(pack(examples))
+    batch = Collator(24, 2)(examples)
+    return rows.row_losses(batch.input_ids, batch.plan)

@@ -9,7 +9,7 @@ from pace import at_most
 from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError
-from sebp_edge.lessons.conversations import plain_message, render_conversation, render_prompt
+from sebp_edge.lessons.conversations import plain_message, render_conversation, render_plain, render_prompt
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_prompt
 from sebp_edge.values.documents import Conversation, Document, PromptCompletion, Unreadable
@@ -428,3 +428,14 @@ def test_peoples_messages_need_no_chat_template():
     assert tokenizer.decode(message).removeprefix("<|bos|>") == plain_message("and soup?")
     with pytest.raises(ModelError, match="has no chat template"):
         encode_one(TWO_TURNS, tokenizer)
+
+
+def test_without_a_chat_template_turns_begin_with_nobodys_name():
+    messages = (
+        {"role": "user", "content": "Are you coming?"},
+        {"role": "assistant", "author": "Anna", "content": "Yes,\nat eight."},
+    )
+    text, spans = render_plain(messages)
+    assert text == "Them: Are you coming?\n\nMe: Yes,\nat eight."
+    assert [text[begin:end] for begin, end in spans] == [" Yes,\nat eight."]
+    assert render_plain(({"role": "user", "content": ""}, messages[1]))[0] == "Me: Yes,\nat eight."

@@ -8,9 +8,7 @@ import pytest
 from pace import at_most
 from random_texts import edit, words
 
-from sebp_edge.lessons import near_duplicates
 from sebp_edge.lessons.near_duplicates import Relations, Shingler, compare, find_clusters
-from sebp_edge.values import documents
 from sebp_edge.values.remembered import SKETCH_SIZE
 
 EXAMPLES = {
@@ -20,9 +18,9 @@ EXAMPLES = {
 }
 
 
-def related(*texts: str) -> Relations:
+def related(*texts: str, **options) -> Relations:
     shingler = Shingler(b"salt")
-    return compare([shingler.shingles(text) for text in texts])
+    return compare([shingler.shingles(text) for text in texts], **options)
 
 
 def clusters_of(*texts: str) -> list[int]:
@@ -175,14 +173,13 @@ def brute_force(texts: list[str]) -> Relations:
 
 
 @pytest.mark.parametrize("max_occurrences", [2_000_000, 1500])
-def test_all_pairs_are_found_that_comparing_each_with_each_finds(max_occurrences, monkeypatch):
+def test_all_pairs_are_found_that_comparing_each_with_each_finds(max_occurrences):
     """Also if only a part of the shingles is used to find the pairs."""
-    monkeypatch.setattr(near_duplicates, "_MAX_OCCURRENCES", max_occurrences)
     draw = random.Random(0)
     texts = [words(draw.randrange(1, 120), seed) for seed in range(60)]
     texts += [edit(text, draw.random() * 0.3, text) for text in texts]
     texts += [" ".join(draw.sample(texts, 3)) for _ in range(10)]
-    found, expected = related(*texts), brute_force(texts)
+    found, expected = related(*texts, max_occurrences=max_occurrences), brute_force(texts)
     assert len(expected.near) > 30
     assert len(expected.holding) > 20
     if max_occurrences > 10_000:
@@ -247,12 +244,10 @@ ODD = [*"aΣσ1日。,- \n\t\u3000", "\u0301", "é", "Å", "ﬁ", "ｶﾞ", "각
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64])
-def test_a_text_in_pieces_has_the_shingles_of_the_whole(piece, monkeypatch):
+def test_a_text_in_pieces_has_the_shingles_of_the_whole(piece):
     draw = random.Random(piece)
     texts = ["".join(draw.choices(ODD, k=draw.randrange(400))) for _ in range(60)] + ["", ".", "? ?", "word", "a b"]
     whole = [Shingler(b"salt").shingles(text) for text in texts]
-    monkeypatch.setattr(documents, "PIECE", piece)
-    monkeypatch.setattr(near_duplicates, "_MAX_WORDS", 5)
     for text, expected in zip(texts, whole, strict=True):
-        found = Shingler(b"salt").shingles(text)
+        found = Shingler(b"salt", piece, max_words=5).shingles(text)
         assert found.hashes.tolist() == expected.hashes.tolist() and found.number == expected.number

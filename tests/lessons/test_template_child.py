@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import functools
 import gc
 import json
 import multiprocessing.spawn
@@ -32,6 +31,7 @@ from sebp_edge.lessons.template_child import Renderer, TemplateRefuses
 from sebp_edge.values.documents import Conversation, Document
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
+ENDLESS = "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}"
 SIMPLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -121,20 +121,13 @@ def test_a_template_that_fails_is_refused(source):
 
 
 @pytest.fixture
-def give_seconds(monkeypatch):
-    """A function that sets how long a rendering may take."""
-    return functools.partial(monkeypatch.setattr, template_child, "SECONDS")
-
-
-@pytest.fixture
 def in_a_frozen_app(monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
 
 
 @pytest.mark.slow
-def test_a_template_that_does_not_end_is_ended_and_gets_few_chances(give_seconds):
-    give_seconds(0.3)
-    renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")
+def test_a_template_that_does_not_end_is_ended_and_gets_few_chances():
+    renderer = Renderer(ENDLESS, seconds=0.3)
     for _ in range(template_child.MAX_EXCEEDED):
         with pytest.raises(TemplateRefuses, match="takes too much time"):
             renderer.render(CHAT, (), {}, [(4, False)])
@@ -176,9 +169,8 @@ def test_a_child_that_has_ended_is_started_again():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sessions")
-def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering(give_seconds):
-    give_seconds(300)
-    renderer = Renderer("{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}")
+def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering():
+    renderer = Renderer(ENDLESS, seconds=300)
 
     def interrupt():
         while renderer._process is None:  # until it has taken the template
@@ -200,9 +192,8 @@ def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering(giv
 def test_a_child_whose_parent_does_not_end_it_ends(is_idle):
     """A killed parent does not, and neither does one that has nothing to render for a while."""
     code = "from sebp_edge.lessons import templates; templates.IDLE_SECONDS = 0.3; templates.serve()"
-    endless = "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}"
     request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
-    sent = [json.dumps(each).encode() for each in [endless, request][: 1 if is_idle else 2]]
+    sent = [json.dumps(each).encode() for each in [ENDLESS, request][: 1 if is_idle else 2]]
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
         child.stdin.write(b"".join(b"%d\n%s" % (len(each), each) for each in sent))
         child.stdin.flush()
@@ -228,9 +219,8 @@ def test_a_fork_renders_in_a_process_of_its_own_whatever_other_threads_do():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows gives orphans no other parent")
 def test_a_rendering_ends_soon_after_its_parent_was_killed():
-    endless = "{% for i in range(10 ** 5) %}{% for j in range(10 ** 5) %}{% endfor %}{% endfor %}"
     request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
-    sent = b"".join(b"%d\n%s" % (len(each), each) for each in (json.dumps(one).encode() for one in (endless, request)))
+    sent = b"".join(b"%d\n%s" % (len(each), each) for each in (json.dumps(one).encode() for one in (ENDLESS, request)))
     code = "import subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, "
     code += "stdout=subprocess.PIPE); child.stdin.write(sys.stdin.buffer.read()); child.stdin.flush(); "
     code += "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
@@ -299,8 +289,7 @@ def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
 
 
 @pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages | tojson(indent=10 ** 8) }}"])
-def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template, give_seconds):
-    give_seconds(60)  # on a busy machine, two would end before it runs out of memory
+def test_a_hostile_template_ends_neither_a_training_nor_a_generation(template):
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     examples, [item] = encode([Document("chat", Conversation(tuple(CHAT[1:3])))], tokenizer, 64)

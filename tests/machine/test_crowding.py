@@ -39,21 +39,36 @@ def two_threads():
 
 
 @pytest.fixture
-def others(monkeypatch, two_threads):
-    """A function that sets how many cores others use from now on; this process is taken to have two."""
-    state = {"rate": 0.0, "since": time.perf_counter(), "used": 0.0}
+def two_cores(two_threads):
+    """This process has two cores."""
+    usual = os.sched_getaffinity(0)
+    if len(usual) < 2:
+        pytest.skip("needs two cores")
+    os.sched_setaffinity(0, sorted(usual)[:2])
+    yield
+    os.sched_setaffinity(0, usual)
 
-    def used():
+
+class Others:
+    """What other programs use of this process's cores: so many from now on, once it is called."""
+
+    def __init__(self):
+        self._rate, self._since, self._total = 0.0, time.perf_counter(), 0.0
+
+    def used(self):
         now = time.perf_counter()
-        return now, state["used"] + state["rate"] * (now - state["since"])
+        return now, self._total + self._rate * (now - self._since)
 
-    def use(cores):
-        now, total = used()
-        state.update(rate=cores, since=now, used=total)
+    def __call__(self, cores):
+        self._since, self._total = self.used()
+        self._rate = cores
 
-    monkeypatch.setattr(crowding, "_used", used)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    return use
+
+@pytest.fixture
+def others(two_cores, monkeypatch):
+    others = Others()
+    monkeypatch.setattr(crowding, "_used", others.used)
+    return others
 
 
 def test_threads_are_held_while_others_need_the_cores(others):

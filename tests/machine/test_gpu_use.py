@@ -54,20 +54,24 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture
-def nvml(library, load_driver, monkeypatch, tmp_path):
+def nvml(library, load_driver):
     """The stand-in, outside of a container."""
     loaded = ctypes.CDLL(str(library))
     loaded.add.argtypes = [ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_uint]
     loaded.clear(), loaded.set_fails(0), loaded.set_gpu(f"GPU-{UUID}".encode())
     load_driver(lambda name: loaded)
-    namespace = tmp_path / "pid"
-    namespace.symlink_to("pid:[4026531836]")
-    monkeypatch.setattr(politeness, "NAMESPACE", namespace)
     return loaded
 
 
-def test_the_use_of_each_other_process_is_its_mean_since_the_last_look(nvml):
-    use, time = GpuUse(UUID), 2**40
+@pytest.fixture
+def namespace(tmp_path):
+    """The namespace of processes outside of containers."""
+    (tmp_path / "pid").symlink_to("pid:[4026531836]")
+    return tmp_path / "pid"
+
+
+def test_the_use_of_each_other_process_is_its_mean_since_the_last_look(nvml, namespace):
+    use, time = GpuUse(UUID, namespace), 2**40
     assert use.by_others() == 0
     mine, one, other = os.getpid(), os.getpid() + 1, os.getpid() + 2
     shares = [random.randint(0, 30) for _ in range(4)]
@@ -81,10 +85,10 @@ def test_the_use_of_each_other_process_is_its_mean_since_the_last_look(nvml):
     assert use.by_others() == 7
 
 
-def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, monkeypatch):
+def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, namespace, monkeypatch):
     now = [random.uniform(0, 1e6)]
     monkeypatch.setattr(politeness.time, "monotonic", lambda: now[0])
-    use, time = GpuUse(UUID), 1
+    use, time = GpuUse(UUID, namespace), 1
 
     def after(seconds, share):
         nonlocal time
@@ -107,7 +111,7 @@ def test_the_gpu_is_taken_after_some_seconds_and_left_after_more(nvml, monkeypat
 
 
 @pytest.mark.parametrize("problem", ["another GPU", "not supported", "no library", "an old library", "a container"])
-def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load_driver, tmp_path, problem):
+def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load_driver, namespace, problem):
     match problem:
         case "another GPU":
             nvml.set_gpu(b"GPU-0")
@@ -118,10 +122,10 @@ def test_a_driver_that_does_not_tell_is_an_error_of_one_sentence(nvml, load_driv
         case "an old library":
             load_driver(lambda name: object())
         case "a container":
-            politeness.NAMESPACE.unlink()
-            politeness.NAMESPACE.symlink_to("pid:[4026532999]")
+            namespace.unlink()
+            namespace.symlink_to("pid:[4026532999]")
     with pytest.raises(MachineError, match=r"^[A-Z].*\.$"):
-        GpuUse(UUID)
+        GpuUse(UUID, namespace)
 
 
 def _missing(name):

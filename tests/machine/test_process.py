@@ -7,6 +7,7 @@ import psutil
 import pytest
 import torch
 from command import python
+from failing_memory import Failing
 from fake_gpu import GB, Driver, Gpu
 
 from sebp_edge.errors import MachineError
@@ -97,13 +98,10 @@ def test_the_peak_between_measurements_is_reported():
     assert anew == pytest.approx(first, rel=0.05)
 
 
-def test_too_little_memory_to_measure_the_speed_raises_one_sentence(monkeypatch):
-    def fail(*size, **options):
-        raise torch.OutOfMemoryError("no more")
-
+def test_too_little_memory_to_measure_the_speed_raises_one_sentence():
     devices._measured_matmul_rate.cache_clear()
-    monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(MachineError, match=r"Too little memory is free on this CPU .*; close other programs"):
+    refused = pytest.raises(MachineError, match=r"Too little memory is free on this CPU .*; close other programs")
+    with refused, Failing(1):
         devices.matmul_rate(torch.device("cpu"), torch.float32)
 
 

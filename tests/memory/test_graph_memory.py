@@ -9,7 +9,6 @@ from failing_memory import gradients as step_that_fails
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
 
 pytestmark = pytest.mark.gpu
@@ -38,20 +37,20 @@ def test_blocks_in_checkpoints_use_less_memory():
     config = LlamaConfig(vocab_size=320, **sizes)
     examples = make_examples([64] * 60)
 
-    def taken(options):
-        with make_learner(LoraAdaptation(LlamaForCausalLM(config)), examples, options=options) as learner:
+    def taken(**options):
+        with make_learner(LoraAdaptation(LlamaForCausalLM(config)), examples, **options) as learner:
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             learner.step(make_step(learner, examples), 1e-3)
             return torch.cuda.max_memory_allocated() - before
 
-    taken(FASTEST)  # creates what is created once
-    kept, recomputed = taken(FASTEST), taken(MemoryOptions(checkpoints=7))
+    taken()  # creates what is created once
+    kept, recomputed = taken(), taken(checkpoints=7)
     per_token = 2 * 7 * (2 * 1024 + 5 * 256)
     assert kept - recomputed > 0.5 * 60 * 63 * per_token
-    offloaded = taken(MemoryOptions(checkpoints=7, offload=True))
-    chunked = taken(MemoryOptions(checkpoints=7, offload=True, chunked_blocks=True))
+    offloaded = taken(checkpoints=7, offload=True)
+    chunked = taken(checkpoints=7, offload=True, chunked_blocks=True)
     assert recomputed - offloaded > 0.5 * 60 * 63 * 2 * 7 * 256
     assert chunked < offloaded
 
@@ -99,22 +98,22 @@ def step_gradients(learner, examples, monkeypatch):
     return float(loss), found
 
 
-OFFLOADED = MemoryOptions(checkpoints=2, offload=True)
+OFFLOADED = {"checkpoints": 2, "offload": True}
 
 
 # The first call for a new bucket is the warm-up, the second one the capture.
 @pytest.mark.parametrize("call", [1, 2], ids=["in the warm-up", "in the capture"])
-@pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "during a copy"])
+@pytest.mark.parametrize("options", [{}, OFFLOADED], ids=["all kept", "during a copy"])
 def test_running_out_of_memory_while_a_graph_is_made_adds_no_gradients(options, call, monkeypatch):
     examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
     rows = sum(example.num_active_tokens for example in examples)
-    with make_learner(LoraAdaptation(), examples, options=options) as learner:
+    with make_learner(LoraAdaptation(), examples, **options) as learner:
         limit_rows(learner, -(-rows // 2))
         learner.lay_out(schedule_of(learner, [[examples]]))
         expected_loss, expected = step_gradients(learner, examples, monkeypatch)
     adapted, events = LoraAdaptation(), []
     hook, stream = Hook(adapted), torch.cuda.current_stream()
-    with make_learner(adapted, examples, events, options) as learner:
+    with make_learner(adapted, examples, events, **options) as learner:
         learner.lay_out(schedule_of(learner, [[examples]]))
         hook.fail_at(call)
         loss, found = step_gradients(learner, examples, monkeypatch)
@@ -132,12 +131,12 @@ def test_running_out_of_memory_while_a_graph_is_made_adds_no_gradients(options, 
 
 
 @pytest.mark.parametrize("call", [1, 2], ids=["in the warm-up", "in the capture"])
-@pytest.mark.parametrize("options", [FASTEST, OFFLOADED], ids=["all kept", "during a copy"])
+@pytest.mark.parametrize("options", [{}, OFFLOADED], ids=["all kept", "during a copy"])
 def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
     adapted, events = LoraAdaptation(), []
     hook, stream = Hook(adapted, KeyboardInterrupt), torch.cuda.current_stream()
     examples = make_examples([31, 2, 17, 40])
-    with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, options) as learner:
+    with pytest.raises(KeyboardInterrupt), make_learner(adapted, examples, events, **options) as learner:
         learner.lay_out(schedule_of(learner, [[examples]]))
         hook.fail_at(call)
         learner.step(make_step(learner, examples), 1e-3)

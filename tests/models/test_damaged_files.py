@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from builders import make_llama, make_tokenizer
+from builders import attach, load_adapter, load_base, make_llama, make_tokenizer, shape_of
 from command import python, run, start
 from pace import at_most
 from safetensors.torch import load_file, save_file
@@ -19,10 +19,6 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from formats.damage import damage
 from sebp_edge import AdapterRecord, AdapterStore, Recipe
-from sebp_edge.engine.memory.shape_reader import read_shape
-from sebp_edge.engine.models.adaptation import attach, load
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, ModelError, SebpEdgeError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs pipes, devices and signals of Linux")
@@ -64,10 +60,6 @@ def one_sentence(kinds, *case):
         signal.alarm(0)
 
 
-def load_base(folder):
-    return load_base_model(resolve(folder), RECIPE, torch.device("cpu"))
-
-
 @torch.no_grad()
 def state_of(model):
     modules = {name: type(module) for name, module in model.named_modules()}
@@ -83,7 +75,7 @@ def same(one, other):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory, two_layer_folder):
     """A base model, and the folder of an adapter of each method."""
-    base, folders = load_base(two_layer_folder), {}
+    base, folders = load_base(two_layer_folder, RECIPE), {}
     for method in ("lora", "full"):
         folders[method] = tmp_path_factory.mktemp("saved") / method
         folders[method].mkdir()
@@ -112,7 +104,7 @@ def test_a_damaged_adapter_is_refused_and_leaves_the_base_model_unchanged(saved,
         file = draw.choice(FILES[method])
         how = damage(folder / file, draw)
         with one_sentence(AdapterError, number, file, how):
-            load(base, folder).detach()
+            load_adapter(base, folder).detach()
             loaded += 1
         assert same(state_of(base.model), before), (number, file, how)
     assert 0 < loaded < 10
@@ -131,9 +123,9 @@ def test_a_damaged_model_is_refused_with_one_sentence(two_layer_folder, tmp_path
         file = draw.choice(["config.json", "model.safetensors", *(path.name for path in sorted(folder.iterdir()))])
         how = damage(folder / file, draw)
         with one_sentence(ModelError, number, file, how):
-            read_shape(resolve(folder))
+            shape_of(folder)
         with one_sentence(SebpEdgeError, number, file, how):
-            load_base(folder).tokenizer("the ferry")
+            load_base(folder, RECIPE).tokenizer("the ferry")
             loaded += 1
     assert 0 < loaded < 8
 
@@ -173,7 +165,7 @@ def test_nan_in_an_adapter_is_reported_with_its_file_and_tensor(adapter):
     with pytest.raises(
         AdapterError, match=f"'adapter' contains NaN or infinity, in the tensor '{name}' of adapter_model.safetensors"
     ):
-        load(base, folder)
+        load_adapter(base, folder)
 
 
 @pytest.mark.parametrize("shards", [1, 4])
@@ -191,7 +183,7 @@ def test_nan_in_a_base_model_is_reported_with_its_file_and_tensor(tokenizer, tmp
         match=r"'m' contains NaN or infinity, in the tensor 'model\.layers\.1\.mlp\.up_proj\.weight' of "
         r"model.*\.safetensors; download it again",
     ):
-        load_base_model(resolve(tmp_path / "m"), recipe, torch.device("cpu"))
+        load_base(tmp_path / "m", recipe)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +204,7 @@ def test_settings_other_than_plain_lora_are_refused_and_leave_no_layer(adapter, 
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(AdapterError, match=message):
-        load(base, folder)
+        load_adapter(base, folder)
     assert same(state_of(base.model), before)
 
 

@@ -114,19 +114,11 @@ def test_batches_of_any_size_give_the_same(model, options):
     assert decode(model, prompts, ends=ends, **options) == expected
 
 
-@pytest.fixture
-def fill_by(monkeypatch):
-    """A function that sets how many tokens of prompts are computed at once."""
-    return functools.partial(monkeypatch.setattr, decoding, "FILL_TOKENS")
-
-
 @pytest.mark.slow
-def test_small_passes_give_the_same(model, fill_by, monkeypatch):
+def test_small_passes_give_the_same(model):
     expected = decode(model, make_prompts())
     for fill_tokens, max_filled_up in ((1, 64), (40, 64), (40, 3), (7, 0)):
-        fill_by(fill_tokens)
-        monkeypatch.setattr(decoding, "MAX_FILLED_UP", max_filled_up)
-        assert decode(model, make_prompts()) == expected
+        assert decode(model, make_prompts(), fill_tokens=fill_tokens, max_filled_up=max_filled_up) == expected
 
 
 @pytest.mark.slow
@@ -144,12 +136,11 @@ def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
 
 
 @pytest.mark.parametrize(("on_cpu", "fill_tokens", "passes"), [(True, 4096, 3), (False, 4096, 1), (False, 269, 3)])
-def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, fill_by, on_cpu, fill_tokens, passes):
+def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, on_cpu, fill_tokens, passes):
     draw, seen = random.Random(), []
     prompts = [[first, *tokens(draw, length)] for first, length in ((7, 90), (8, 70), (9, 5))]
     expected = decode(model, prompts)
-    fill_by(fill_tokens)
-    decoder = Decoder(model)
+    decoder = Decoder(model, fill_tokens=fill_tokens)
     decoder._is_on_cpu = on_cpu
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0].shape))
     try:

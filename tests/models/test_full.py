@@ -4,13 +4,10 @@ import json
 
 import pytest
 import torch
-from builders import make_llama
+from builders import attach, load_adapter, load_base, make_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sebp_edge import Recipe
-from sebp_edge.engine.models.adaptation import attach, load, trainable
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, BaseModelMismatch
 
 RECIPE = Recipe.load("full")
@@ -20,7 +17,7 @@ IDS = torch.arange(7, 71)[None]
 def load_model(model, tokenizer, folder):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return load_base_model(resolve(folder), RECIPE, torch.device("cpu"))
+    return load_base(folder, RECIPE)
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
@@ -31,6 +28,10 @@ def base(request, tokenizer, tmp_path):
 @torch.no_grad()
 def logits(model):
     return model(IDS).logits.float()
+
+
+def trainable(weights):
+    return [parameter for parameter in weights.model.parameters() if parameter.requires_grad]
 
 
 @torch.no_grad()
@@ -71,7 +72,7 @@ def test_loading_restores_the_saved_weights_and_detach_those_of_the_base_model(b
     weights.detach()
     assert torch.equal(logits(base.model), before)
     assert not any(parameter.requires_grad for parameter in base.model.parameters())
-    again = load(base, folder)
+    again = load_adapter(base, folder)
     assert torch.equal(logits(again.model), expected)
     again.detach()
     assert torch.equal(logits(base.model), before)
@@ -89,7 +90,7 @@ def test_another_base_model_is_refused_and_unchanged(base, tokenizer, tmp_path, 
     other = load_model(make_llama(**changes), tokenizer, tmp_path / "other")
     before = logits(other.model)
     with pytest.raises(BaseModelMismatch, match="'saved' belong to a base model other than 'other'"):
-        load(other, folder)
+        load_adapter(other, folder)
     assert torch.equal(logits(other.model), before)
 
 
@@ -100,5 +101,5 @@ def test_damaged_weights_are_refused_and_the_base_model_is_unchanged(base, tmp_p
     before = logits(base.model)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(AdapterError, match="damaged"):
-        load(base, path.parent)
+        load_adapter(base, path.parent)
     assert torch.equal(logits(base.model), before)

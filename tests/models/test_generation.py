@@ -2,126 +2,126 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 import torch
 
-from sebp_edge import Recipe
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.generation import generate_text
-from sebp_edge.engine.models.loading import load_base_model
-from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampling
-from sebp_edge.errors import Interrupted, OptionError, TextsError
-
-
-def load(folder):
-    return load_base_model(resolve(folder), Recipe.load("notes"), torch.device("cpu"))
+from sebp_edge import Personalizer
+from sebp_edge.errors import Interrupted, ModelError, OptionError, TextsError
+from sebp_edge.events import silent
 
 
 @pytest.fixture(scope="module")
-def base(model_folder):
-    return load(model_folder)
+def writer(model_folder):
+    return Personalizer(model_folder, device="cpu")
 
 
-def write(base, prompt="the ferry", *, on_text=None, check=lambda: None, **options):
-    sampling = Sampling(**({"max_new_tokens": 24, "temperature": 1.0, "seed": 0} | options))
-    ids = base.tokenizer(prompt)["input_ids"]
-    return generate_text(base.model, base.tokenizer, ids, [], sampling, on_text=on_text, check=check)
+@pytest.fixture
+def model(writer):
+    return writer.in_use.load(silent).model
+
+
+def write(writer, prompt="the ferry", **options):
+    return writer.generate(prompt, **({"max_new_tokens": 24, "temperature": 1.0, "top_p": 1.0, "seed": 0} | options))
 
 
 @pytest.mark.slow
-def test_a_seed_repeats_the_text_and_another_gives_another(base):
-    assert write(base, seed=1) == write(base, seed=1) != write(base, seed=2)
-    assert write(base, seed=None) != write(base, seed=None)
+def test_a_seed_repeats_the_text_and_another_gives_another(writer):
+    assert write(writer, seed=1) == write(writer, seed=1) != write(writer, seed=2)
+    assert write(writer, seed=None) != write(writer, seed=None)
 
 
-def test_temperature_zero_takes_the_most_likely_token_for_any_seed(base):
-    assert write(base, temperature=0, seed=1) == write(base, temperature=0, seed=2)
+def test_temperature_zero_takes_the_most_likely_token_for_any_seed(writer):
+    assert write(writer, temperature=0, seed=1) == write(writer, temperature=0, seed=2)
 
 
-def test_top_k_of_one_takes_the_most_likely_token(base):
-    assert write(base, top_k=1) == write(base, temperature=0) != write(base, top_k=300)
+def test_top_k_of_one_takes_the_most_likely_token(writer):
+    assert write(writer, top_k=1) == write(writer, temperature=0) != write(writer, top_k=300)
 
 
-def test_a_repetition_penalty_reduces_repetition(base):
+def test_a_repetition_penalty_reduces_repetition(writer):
     def most_often(text):
         return max(text.count(character) for character in text)
 
-    plain, penalised = (write(base, temperature=0, repetition_penalty=penalty) for penalty in (1, 10))
+    plain, penalised = (write(writer, temperature=0, repetition_penalty=penalty) for penalty in (1, 10))
     assert most_often(penalised) < most_often(plain)
 
 
-def test_temperature_and_top_p_may_be_integers(base):
-    assert write(base, temperature=1, top_p=1)
+def test_temperature_and_top_p_may_be_integers(writer):
+    assert write(writer, temperature=1, top_p=1)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 100])
-def test_the_lowest_and_highest_temperature_give_text(base, temperature):
-    assert write(base, temperature=temperature)
+def test_the_lowest_and_highest_temperature_give_text(writer, temperature):
+    assert write(writer, temperature=temperature)
 
 
-def test_the_process_random_state_is_unchanged(base):
+def test_the_process_random_state_is_unchanged(writer):
     before = torch.get_rng_state()
     for seed in (5, None):
-        write(base, seed=seed)
+        write(writer, seed=seed)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_streamed_parts_make_up_the_text(base):
+def test_the_streamed_parts_make_up_the_text(writer):
     parts = []
-    text = write(base, max_new_tokens=60, on_text=parts.append)
+    text = write(writer, max_new_tokens=60, on_text=parts.append)
     assert len(parts) > 5
     assert all(parts)
     assert "".join(parts) == text
 
 
-def test_a_stop_string_ends_the_text_and_is_never_streamed(base):
-    whole = write(base, max_new_tokens=60)
+def test_a_stop_string_ends_the_text_and_is_never_streamed(writer, model):
+    whole = write(writer, max_new_tokens=60)
     for begin in (0, 3, 10):
         stop, parts, steps = whole[begin : begin + 6], [], []
-        text = write(base, max_new_tokens=60, stop=[stop], on_text=parts.append, check=lambda: steps.append(1))  # noqa: B023
+        hook = model.register_forward_hook(lambda *call: steps.append(call))  # noqa: B023
+        text = write(writer, max_new_tokens=60, stop=[stop], on_text=parts.append)
+        hook.remove()
         assert text == "".join(parts) == whole[: whole.index(stop)]
         assert len(steps) < 60
 
 
-def test_the_text_excludes_the_prompt_and_is_no_longer_than_requested(base):
+def test_the_text_excludes_the_prompt_and_is_no_longer_than_requested(writer, model):
     steps = []
-    hook = base.model.register_forward_hook(lambda *call: steps.append(call))
-    text = write(base, max_new_tokens=3)
+    hook = model.register_forward_hook(lambda *call: steps.append(call))
+    text = write(writer, max_new_tokens=3)
     hook.remove()
     assert "the ferry" not in text
     assert len(steps) == 3
 
 
-def test_the_context_is_filled_and_never_exceeded(base):
+def test_the_context_is_filled_and_never_exceeded(writer, tokenizer):
     prompt = "the " * 60
-    length = len(base.tokenizer(prompt)["input_ids"])
+    length = len(tokenizer(prompt)["input_ids"])
     assert length < 128 < length + 100
-    write(base, prompt, max_new_tokens=100)
+    write(writer, prompt, max_new_tokens=100)
     with pytest.raises(TextsError, match="expected 1 to 127 for this model"):
-        write(base, "the " * 200)
+        write(writer, "the " * 200)
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_non_finite_weights_are_refused(model_folder, temperature):
-    base = load(model_folder)
-    base.model.model.norm.weight.data[0] = torch.nan
-    with pytest.raises(NonFiniteLogits):
-        write(base, temperature=temperature)
+    writer = Personalizer(model_folder, device="cpu")
+    writer.in_use.load(silent).model.model.norm.weight.data[0] = torch.nan
+    with pytest.raises(ModelError):
+        write(writer, temperature=temperature)
 
 
-def test_interrupting_returns_the_text_so_far(base):
-    parts = []
+def test_interrupting_returns_the_text_so_far(writer):
+    parts, stop = [], threading.Event()
 
-    def check():
+    def stop_at_the_fifth(part):
+        parts.append(part)
         if len(parts) == 5:
-            raise KeyboardInterrupt
+            stop.set()
 
     with pytest.raises(Interrupted) as stopped:
-        write(base, max_new_tokens=60, on_text=parts.append, check=check)
+        write(writer, max_new_tokens=60, on_text=stop_at_the_fifth, stop_when=stop)
     assert stopped.value.text == "".join(parts)
     assert len(parts) in (5, 6)  # half a character may have been pending
-    assert write(base, max_new_tokens=60).startswith(stopped.value.text.rstrip("\ufffd"))
+    assert write(writer, max_new_tokens=60).startswith(stopped.value.text.rstrip("\ufffd"))
     assert parts[0] not in str(stopped.value)
 
 
@@ -137,25 +137,25 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("options", CONFIGS, ids=str)
-def test_only_the_tokens_of_a_folders_generation_config_are_used(model_folder, base, tmp_path, options):
+def test_only_the_tokens_of_a_folders_generation_config_are_used(model_folder, writer, tmp_path, options):
     folder = shutil.copytree(model_folder, tmp_path / "changed")
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 0, "eos_token_id": 1} | options))
-    other = load(folder)
-    before = other.model.generation_config
+    other = Personalizer(folder, device="cpu")
+    before = other.in_use.load(silent).model.generation_config
     for temperature in (0, 1):
-        assert write(other, temperature=temperature) == write(base, temperature=temperature)
-    assert other.model.generation_config is before
+        assert write(other, temperature=temperature) == write(writer, temperature=temperature)
+    assert other.in_use.load(silent).model.generation_config is before
 
 
-def test_a_folders_generation_config_has_the_tokens_that_end_a_text(model_folder, base, tmp_path):
+def test_a_folders_generation_config_has_the_tokens_that_end_a_text(model_folder, writer, model, tmp_path):
     taken = []
-    hook = base.model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: taken.append(ids[0][0, -1]))
-    whole = write(base)
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: taken.append(ids[0][0, -1]))
+    whole = write(writer)
     hook.remove()
     token = int(taken[5])
     folder = shutil.copytree(model_folder, tmp_path / "changed")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, token]}))
-    text = write(load(folder))
+    text = write(Personalizer(folder, device="cpu"))
     assert whole.startswith(text)
     assert len(text) < len(whole)
 
@@ -185,6 +185,6 @@ def test_a_folders_generation_config_has_the_tokens_that_end_a_text(model_folder
     ],
     ids=str,
 )
-def test_an_option_out_of_range_is_refused_with_its_range(options, words):
+def test_an_option_out_of_range_is_refused_with_its_range(writer, options, words):
     with pytest.raises(OptionError, match=words):
-        Sampling(**options)
+        write(writer, **options)

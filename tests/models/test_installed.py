@@ -3,13 +3,24 @@
 import json
 
 import pytest
+from command import records, run
 
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.installed import list_installed
+from sebp_edge import Personalizer
 from sebp_edge.errors import ModelError
 
 DIGEST = "0123456789abcdef" * 4
 MODEL = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{DIGEST}", "size": 3}
+
+
+def resolve(name):
+    """The reference of a model by its name."""
+    return Personalizer(name, device="cpu").reference
+
+
+def listed() -> list[str]:
+    """The names of the models of other programs that `sebp-edge models` lists."""
+    found = records(run("models", "--json").stdout)
+    return [record["name"] for record in found if record["name"].startswith(("ollama:", "lmstudio:"))]
 
 
 def layer(kind):
@@ -49,8 +60,8 @@ def test_ollamas_models_are_found_by_their_names(path, names, ollama):
         reference = resolve(f"ollama:{name}")
         assert (reference.kind, reference.location) == ("installed", str(blob))
         assert reference.public_name == f"ollama:{name}"
-    (listed,) = list_installed()
-    assert resolve(listed.name).location == str(listed.path) == str(blob)
+    (name,) = listed()
+    assert resolve(name).location == str(blob)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +85,7 @@ def test_models_of_ollama_that_cannot_be_used_are_refused_and_not_listed(manifes
     ollama("registry.ollama.ai/library/x/latest", manifest)
     with pytest.raises(ModelError, match=message):
         resolve("ollama:x")
-    assert list(list_installed()) == []
+    assert listed() == []
 
 
 def test_missing_models_of_ollama_are_refused_with_those_that_are_there(ollama):
@@ -106,7 +117,7 @@ def lm_studio(tmp_path, monkeypatch):
 def test_lm_studios_models_are_found_by_their_names(lm_studio):
     for name in ("a-Q4_K_M", "A-GGUF", "a-gguf/a-q4_k_m", "org/A-GGUF", "org/A-GGUF/a-Q4_K_M.gguf"):
         assert resolve(f"lmstudio:{name}").location == str(lm_studio / "org/A-GGUF/a-Q4_K_M.gguf")
-    assert [model.name for model in list_installed()] == [
+    assert listed() == [
         "lmstudio:org/A-GGUF/a-Q4_K_M",
         "lmstudio:org/B-GGUF/b-Q4_0",
         "lmstudio:org/B-GGUF/b-Q8_0",

@@ -1,19 +1,15 @@
 """Libraries print nothing into the host program, whose own settings stay as they are."""
 
-import io
 import json
-import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import warm
 
-from sebp_edge.engine.models.catalog import bundled_config, resolve
-from sebp_edge.engine.models.libraries import quiet_libraries
+from models import published_sizes
 
 SMALL = """
 import os, sys, logging, warnings
@@ -69,7 +65,7 @@ def test_an_app_that_adapts_and_generates_prints_nothing_and_asks_for_nothing(sm
     (package.parent / "kernels.py").touch()
     config = json.loads(small_hub.files["config.json"]) | {"bos_token_id": 50256}  # transformers logs a warning
     put_into_cache(tmp_path, "org/model", small_hub.files | {"config.json": json.dumps(config).encode()})
-    too_big = json.loads(bundled_config(resolve("llama-3.2-3b")).read_text()) | {"architectures": ["LlamaForCausalLM"]}
+    too_big = published_sizes("llama-3.2-3b") | {"architectures": ["LlamaForCausalLM"]}
     small_hub.files = {"config.json": json.dumps(too_big).encode(), "model.safetensors": b""}
     environment = {name: value for name, value in os.environ.items() if name not in {"HF_HUB_OFFLINE", *OWN}}
     environment |= LOUD | {"PYTHONPATH": str(package.parent)}
@@ -83,42 +79,3 @@ def test_an_app_that_adapts_and_generates_prints_nothing_and_asks_for_nothing(sm
     assert others == [f"changed: {OWN} False"]
     assert small_hub.requests
     assert all("org/big/" in path and path.endswith("/config.json") for path in small_hub.requests)
-
-
-@pytest.fixture
-def transformers_logger():
-    """A function that adds a handler to transformers' logger, and returns what that writes."""
-    logger, added = logging.getLogger("transformers"), []
-
-    def add(kind):
-        written = io.StringIO()
-        added.append(kind(written))
-        logger.addHandler(added[-1])
-        return written
-
-    yield add
-    for handler in added:
-        logger.removeHandler(handler)
-
-
-class OfTheHost(logging.StreamHandler):
-    """A handler that the host program has added."""
-
-
-def test_the_host_gets_all_messages_and_its_terminal_none(transformers_logger):
-    printed, received = transformers_logger(logging.StreamHandler), transformers_logger(OfTheHost)
-    with quiet_libraries(), quiet_libraries():
-        logging.getLogger("transformers.modeling_utils").error("advice")
-    assert (printed.getvalue(), received.getvalue()) == ("", "advice\n")
-    logging.getLogger("transformers.modeling_utils").error("afterwards")
-    assert (printed.getvalue(), received.getvalue()) == ("afterwards\n", "advice\nafterwards\n")
-
-
-def test_only_the_calling_thread_is_quiet(transformers_logger):
-    printed = transformers_logger(logging.StreamHandler)
-    with quiet_libraries():
-        thread = threading.Thread(target=logging.getLogger("transformers.trainer").error, args=("the app's",))
-        thread.start()
-        thread.join()
-        logging.getLogger("transformers.trainer").error("ours")
-    assert printed.getvalue() == "the app's\n"

@@ -3,23 +3,17 @@
 import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import load_base, make_llama, make_sentences
 from command import python
 from failing_memory import Failing
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
-from sebp_edge.basics.units import gigabytes
-from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.loading import load_base_model
-from sebp_edge.errors import MachineError, ModelError, OptionError
-from sebp_edge.machine import devices
+from sebp_edge.errors import MachineError, ModelError
 
-CPU = torch.device("cpu")
 LORA, FULL = Recipe.load("notes"), Recipe.load("full")
 
 
@@ -30,7 +24,7 @@ def copied(two_layer_folder, tmp_path):
 
 
 def load(folder, recipe=LORA):
-    return load_base_model(resolve(folder), recipe, CPU)
+    return load_base(folder, recipe)
 
 
 def change_config(folder, **changes):
@@ -231,71 +225,10 @@ def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(two_l
     assert taken < 0.2 * weights
 
 
-@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_weights_are_bf16_if_the_gpu_supports_it(monkeypatch, bf16, expected):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
-    assert devices.pick_dtype(torch.device("cuda")) is expected
-    assert devices.lacks_bf16(torch.device("cuda")) is not bf16
-    assert devices.pick_dtype(CPU) is torch.float32
-
-
 def test_4_bits_without_bitsandbytes_are_refused_with_the_package_to_install(two_layer_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(MachineError, match=r"not installed; run pip install 'sebp-edge\[4bit\]'\.$"):
         load(two_layer_folder, LORA.replace(load_in_4bit=True))
-
-
-def test_4_bits_on_an_unsupported_device_are_refused(two_layer_folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__spec__="installed"))
-    with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
-        load_base_model(resolve(two_layer_folder), LORA.replace(load_in_4bit=True), torch.device("mps"))
-
-
-def test_the_best_device_is_chosen_and_an_unusable_one_refused(machine):
-    machine.has_gpus(0)
-    assert devices.pick_device() == CPU
-    for wanted in ("cuda", "cpu:1", "cuda:0"):
-        with pytest.raises(MachineError, match="choose from cpu"):
-            devices.pick_device(wanted)
-    for wanted in ("tpu", "cpu:x", "cpu:", "cpu:²", "", 0):
-        with pytest.raises(OptionError, match=r"^Unknown device .*; choose from cpu"):
-            devices.pick_device(wanted)
-    machine.has_gpus(2)
-    assert devices.pick_device() == torch.device("cuda")
-    assert devices.pick_device("cuda:1") == torch.device("cuda:1")
-    assert devices.pick_device("cpu") == CPU
-    with pytest.raises(MachineError, match="choose from cuda, cpu"):
-        devices.pick_device("cuda:2")
-
-
-def test_a_cuda_build_without_a_driver_is_reported(machine):
-    machine.has_gpus(0, cuda=None)
-    assert devices.driver_problem() is None
-    machine.has_gpus(0)
-    assert "built for CUDA 13.0 but finds no usable NVIDIA driver" in devices.driver_problem()
-    machine.has_gpus(1)
-    assert devices.driver_problem() is None
-
-
-def test_a_training_on_one_of_several_gpus_says_how_to_use_the_others(machine):
-    machine.has_gpus(2)
-    assert devices.unused_gpus(CPU) is None
-    assert "One of 2 GPUs is used, cuda:1; choose another by device='cuda:0'" in devices.unused_gpus(
-        torch.device("cuda:1")
-    )
-    machine.has_gpus(1)
-    assert devices.unused_gpus(torch.device("cuda")) is None
-
-
-def test_measuring_the_machine_leaves_the_random_state_unchanged():
-    before = torch.get_rng_state()
-    assert devices.matmul_rate(CPU, torch.float32) > 1e6
-    assert torch.equal(torch.get_rng_state(), before)
-    assert 0 < devices.free_memory(CPU) <= devices.total_memory(CPU)
-
-
-def test_sizes_are_formatted_in_mb_and_gb():
-    assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
 
 
 def test_running_out_of_memory_while_loading_is_not_reported_as_damage(two_layer_folder):

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from sebp_edge import Personalizer
-from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import BaseModelMismatch
 
 # Llama 3's rules, which llama.cpp calls llama-bpe.
@@ -26,7 +25,8 @@ EARLIER_FINGERPRINT = "75b1741281556ac19bd1eeb9bbbc8cf5"
 
 
 def test_texts_are_split_by_llama_3s_rules():
-    tokenizer = json.loads(Path(resolve("tiny").location, "tokenizer.json").read_text("utf-8"))
+    folder = Path(Personalizer("tiny", device="cpu").reference.location)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     split, to_bytes = tokenizer["pre_tokenizer"]["pretokenizers"]
     assert (split["type"], split["pattern"]["Regex"], split["behavior"]) == ("Split", LLAMA_3, "Isolated")
     assert (to_bytes["type"], to_bytes["add_prefix_space"], to_bytes["use_regex"]) == ("ByteLevel", False, False)

@@ -2,30 +2,12 @@
 
 import pytest
 import torch
-from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch
-from builders import make_llama
-from model_families import MODELS
-from random_cases import twice
+from random_cases import DEVICE, random_heads, twice
 
-from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.patches.attention import FusedAttention
-from sebp_edge.ops import Prefixes, Scores, attention, reference, sequence_attention_
-from sebp_edge.ops.gpu import rotate
-from sebp_edge.research import ActiveTokens, RowPlan
+from sebp_edge.ops import Prefixes, Scores, sequence_attention_
 
 LENGTHS = [7, 0, 1, 13]
 PLAIN = Scores()
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def draw(num_heads, num_kv_heads, head_size, dtype, device="cpu", lengths=LENGTHS):
-    """q, k, v as parts of one matrix, and cosines and sines of the rows' angles."""
-    num_rows = sum(lengths)
-    wide = torch.randn(num_rows, num_heads + 2 * num_kv_heads, head_size, device=device, dtype=dtype)
-    angles = torch.rand(num_rows, head_size // 2, device=device).mul(6.28).repeat(1, 2)
-    cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
-    return wide, (angles.cos().to(dtype), angles.sin().to(dtype)), cu_seqlens
 
 
 def plain(q, k, v, rotary, lengths, scores):
@@ -64,7 +46,7 @@ BIDIRECTIONAL = Scores(causal=False)
 )
 @pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 10)])
 def test_attention_by_sequence_is_plain_attention(scores, heads):
-    wide, rotary, cu_seqlens = draw(*heads, torch.float64)
+    wide, rotary, cu_seqlens = random_heads(*heads, torch.float64)
     parts = [part.detach().requires_grad_() for part in wide.split([heads[0], heads[1], heads[1]], dim=1)]
     expected = plain(*parts, rotary, LENGTHS, scores)
     dout = torch.randn_like(expected)
@@ -72,37 +54,6 @@ def test_attention_by_sequence_is_plain_attention(scores, heads):
     found = sequence_attention_(*parts, cu_seqlens, max(LENGTHS), scores, rotary)
     for one, other in zip([found, *torch.autograd.grad(found, parts, dout)], wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("heads", [(4, 4, 8), (6, 2, 10), (1, 1, 2), (3, 1, 128)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rotation_kernels_are_the_reference(heads, dtype):
-    wide, rotary, _ = draw(*heads, dtype, DEVICE, [0, 5])
-    split = (heads[0], heads[1], heads[1])
-    q, k, v = wide.clone().split(split, dim=1)
-    rotate.rotate_(q, k, *rotary)
-    expected = [reference.rotate(part, *rotary) for part in wide.split(split, dim=1)[:2]]
-    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-3, "atol": 2e-3}
-    torch.testing.assert_close(q, expected[0], **tolerance)
-    torch.testing.assert_close(k, expected[1], **tolerance)
-    assert torch.equal(v, wide.split(split, dim=1)[2])
-    found, wanted = torch.empty_like(wide), torch.empty_like(wide)
-    rotate.rotate_gradients(*wide.split(split, dim=1), *rotary, found.split(split, dim=1))
-    reference.rotate_gradients(*wide.split(split, dim=1), *rotary, wanted.split(split, dim=1))
-    torch.testing.assert_close(found, wanted, **tolerance)
-
-
-def test_the_gradient_of_the_rotation_is_its_derivative():
-    wide, rotary, _ = draw(2, 2, 6, torch.float64)
-    q, k, v = wide.split(2, dim=1)
-    q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-    dq, dk = torch.randn_like(q), torch.randn_like(k)
-    rotated = reference.rotate(q, *rotary), reference.rotate(k, *rotary)
-    expected = torch.autograd.grad(rotated, (q, k), (dq, dk))
-    found = [torch.empty_like(part) for part in (dq, dk, v)]
-    reference.rotate_gradients(dq, dk, v, *rotary, found)
-    for one, other in zip(found, (*expected, v), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
@@ -144,7 +95,7 @@ SHORT_DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.f
 def test_attention_kernels_of_short_sequences_are_plain_attention(
     dtype, heads, lengths, scores, short_attention, poisoned_memory
 ):
-    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
+    wide, rotary, cu_seqlens = random_heads(*heads, dtype, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
     found = attend_short(wide, rotary, cu_seqlens, heads, dout, scores=scores)
     assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
@@ -162,7 +113,7 @@ def test_attention_kernels_of_short_sequences_are_plain_attention(
 )
 def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rotates, scores, short_attention):
     heads, dtype = (6, 2, 32), torch.float16
-    wide, rotary, cu_seqlens = draw(*heads, dtype, DEVICE, lengths)
+    wide, rotary, cu_seqlens = random_heads(*heads, dtype, DEVICE, lengths)
     rotary = rotary if rotates else None
     # Heads that lie in another order than rows, as a model's own code transposes them.
     dout = torch.randn(heads[0], len(wide), heads[2], device=DEVICE).to(dtype).transpose(0, 1)
@@ -170,26 +121,11 @@ def test_attention_kernels_fit_their_tiles_to_the_longest_sequence(lengths, rota
     assert_plain_attention(found, wide, rotary, lengths, heads, dout, scores)
 
 
-def test_attention_kernels_write_gradients_side_by_side_and_rotate_only_queries(short_attention):
-    heads = (6, 2, 32)
-    wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, LENGTHS)
-    q, k, v = wide.clone().split([6, 2, 2], dim=1)
-    before = [part.clone() for part in (q, k, v)]
-    parts = [part.detach().requires_grad_() for part in (q, k, v)]
-    out = sequence_attention_(*parts, cu_seqlens, 16, Scores(), rotary)
-    dq, dk, dv = torch.autograd.grad(out, parts, torch.randn_like(out))
-    assert dk.data_ptr() == dq.data_ptr() + 6 * 32 * 2
-    assert dv.data_ptr() == dk.data_ptr() + 2 * 32 * 2
-    assert dq.stride() == dk.stride() == dv.stride() == (10 * 32, 32, 1)
-    assert torch.equal(k, before[1]) and torch.equal(v, before[2])
-    torch.testing.assert_close(q, reference.rotate(before[0], *rotary), rtol=2e-3, atol=2e-3)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scores", [PLAIN, BIDIRECTIONAL])
 def test_attention_kernels_are_bitwise_reproducible_and_sequences_are_independent(scores, short_attention):
     heads, lengths = (2, 1, 32), [5, 17, 9]
-    wide, rotary, cu_seqlens = draw(*heads, torch.float16, DEVICE, lengths)
+    wide, rotary, cu_seqlens = random_heads(*heads, torch.float16, DEVICE, lengths)
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).half()
 
     def attend():
@@ -242,7 +178,7 @@ def attend_copies(wide, rotary, tree, heads, dout, scores):
 @pytest.mark.parametrize("scores", [PLAIN, Scores(0.3, 4), Scores(softcap=2.0), Scores(0.5, 11, 1.5)])
 def test_sequences_that_continue_others_attend_to_copies_of_them(tree, scores):
     heads = (6, 2, 10)
-    wide, rotary, _ = draw(*heads, torch.float64, lengths=tree[0])
+    wide, rotary, _ = random_heads(*heads, torch.float64, lengths=tree[0])
     dout = torch.randn(len(wide), heads[0], heads[2], dtype=torch.float64)
     found = attend_tree(wide, rotary, tree, heads, dout, scores, max(tree[0]))
     for one, other in zip(found, attend_copies(wide, rotary, tree, heads, dout, scores), strict=True):
@@ -259,7 +195,7 @@ def test_sequences_that_continue_others_attend_to_copies_of_them(tree, scores):
 def test_attention_kernels_take_sequences_that_continue_others(
     dtype, heads, tree, scores, short_attention, poisoned_memory
 ):
-    wide, rotary, _ = draw(*heads, dtype, DEVICE, tree[0])
+    wide, rotary, _ = random_heads(*heads, dtype, DEVICE, tree[0])
     dout = torch.randn(len(wide), heads[0], heads[2], device=DEVICE).to(dtype)
     truth = attend_copies(wide, rotary, tree, heads, dout, scores)
     tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
@@ -286,7 +222,7 @@ def test_a_window_without_causal_attention_is_refused():
 
 def weights_with_and_without_dropout(scores, dtype, device):
     """States whose outputs are the weights, since v is an identity per sequence; outputs with and without dropout."""
-    wide, _, cu_seqlens = draw(4, 2, 64, dtype, device, [7, 0, 1, 50])
+    wide, _, cu_seqlens = random_heads(4, 2, 64, dtype, device, [7, 0, 1, 50])
     q, k, _ = wide.split([4, 2, 2], dim=1)
     v = torch.cat([torch.eye(64)[:length] for length in (7, 0, 1, 50)])[:, None].expand(-1, 2, -1)
     states = [part.detach().clone().requires_grad_() for part in (q, k, v.to(device, dtype))]
@@ -347,59 +283,13 @@ def test_dropout_works_with_a_softcap():
     assert abs(float(kept.sum() / is_there.sum()) - 0.6) <= 5 * (0.24 / int(is_there.sum())) ** 0.5
 
 
-@pytest.mark.parametrize("family", MODELS)
-def test_fused_attention_changes_no_loss_and_no_gradient(family):
-    model = MODELS[family]().double()
-    batch = padded_batch()
-    plan = RowPlan.from_labels(batch["labels"])
-    expected = dense_losses(model, batch)
-    wanted = gradients(model, expected)
-    with Hoisted(model) as hoisted:
-        fused = FusedAttention(model)
-        fused.attach()
-        replaced = [block for block in model.modules() if "forward" in vars(block) and hasattr(block, "head_dim")]
-        assert len(replaced) == (0 if family == "phi3" else model.config.num_hidden_layers)
-        found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], plan))
-        gradient = gradients(model, found)
-        fused.remove()
-        assert not any("forward" in vars(block) for block in replaced)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-    assert_same_gradients(wanted, gradient)
-
-
-def test_a_modified_attention_block_is_not_replaced():
-    model = make_llama()
-    block = model.model.layers[0].self_attn
-
-    class Doubled(type(block)):
-        def forward(self, *args, **kwargs):
-            out, weights = super().forward(*args, **kwargs)
-            return 2 * out, weights
-
-    block.__class__ = Doubled
-    with Hoisted(model):
-        fused = FusedAttention(model)
-        fused.attach()
-        assert "forward" not in vars(block)
-        assert "forward" in vars(model.model.layers[1].self_attn)
-        fused.remove()
-
-
-def test_a_block_with_attention_dropout_is_not_replaced():
-    with Hoisted(make_llama(attention_dropout=0.1)) as hoisted:
-        fused = FusedAttention(hoisted.model)
-        fused.attach()
-        assert not any("forward" in vars(layer.self_attn) for layer in hoisted.model.model.layers)
-        fused.remove()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BIDIRECTIONAL])
 @pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256)])
 @pytest.mark.parametrize("longest", [196, 128, 64, 29])
 def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, longest):
     lengths = [min(length, longest) for length in (57, 33, 196, 80, 0, 1, 100)]
-    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    wide, rotary, cu_seqlens = random_heads(*heads, torch.bfloat16, "cuda", lengths)
     split = (heads[0], heads[1], heads[1])
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
 
@@ -416,23 +306,12 @@ def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, 
         assert error <= 2 * allowed + 1e-4
 
 
-def test_heads_are_grouped_with_the_keys_that_they_share():
-    dq_bytes = attention.dq_buffer_bytes(4096, 24, 128, num_sequences=64)
-    assert dq_bytes == 4 * 3072 * (4096 + 64 * 128)
-    assert attention.dq_buffer_bytes(7, 2, 80, num_sequences=1) == 4 * 2 * 96 * (7 + 128)
-    whole = [(slice(0, 24), slice(0, 8))]
-    assert attention._head_groups(24, 8, dq_bytes, None) == attention._head_groups(24, 8, dq_bytes, dq_bytes) == whole
-    groups = attention._head_groups(24, 8, dq_bytes, dq_bytes // 2 - 1)
-    assert groups == [(slice(0, 6), slice(0, 2)), (slice(6, 15), slice(2, 5)), (slice(15, 24), slice(5, 8))]
-    assert len(attention._head_groups(24, 8, dq_bytes, 1)) == 8
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(24, 8, 128), (12, 12, 64), (9, 3, 64)])
 @pytest.mark.parametrize("rotates", [True, False])
 def test_groups_of_heads_have_the_gradients_of_all_heads_at_once(heads, rotates):
     lengths = [57, 33, 196, 80, 0, 1, 300]
-    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    wide, rotary, cu_seqlens = random_heads(*heads, torch.bfloat16, "cuda", lengths)
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
     rotary = rotary if rotates else None
 
@@ -454,7 +333,7 @@ def test_groups_of_heads_have_the_gradients_of_all_heads_at_once(heads, rotates)
 @pytest.mark.parametrize("heads", [(24, 8, 128), (9, 3, 64)])
 def test_attention_of_short_sequences_runs_in_a_captured_graph_on_other_sequences(heads):
     lengths, others = [57, 33, 0, 128, 1, 0], [0, 100, 99, 5, 7, 8]
-    wide, rotary, cu_seqlens = draw(*heads, torch.bfloat16, "cuda", lengths)
+    wide, rotary, cu_seqlens = random_heads(*heads, torch.bfloat16, "cuda", lengths)
     dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
@@ -464,7 +343,7 @@ def test_attention_of_short_sequences_runs_in_a_captured_graph_on_other_sequence
         with torch.cuda.graph(graph, stream=stream):
             found = attend_short(wide, rotary, cu_seqlens, heads, dout)
     torch.cuda.synchronize()
-    new_wide, new_rotary, new_cu_seqlens = draw(*heads, torch.bfloat16, "cuda", others)
+    new_wide, new_rotary, new_cu_seqlens = random_heads(*heads, torch.bfloat16, "cuda", others)
     for old, new in zip((wide, *rotary, cu_seqlens), (new_wide, *new_rotary, new_cu_seqlens), strict=True):
         old.copy_(new)
     graph.replay()

@@ -2,28 +2,37 @@
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from fake_gpu import FakeCuda, simulate
+from fake_machine import MEASURED_ON
+from pairwise import pairwise
+from random_cases import random_case
 
-from sebp_edge.ops import ActiveRows, choices
+from sebp_edge.ops import ActiveRows, choices, detect, select_rows, sparse_linear
 from sebp_edge.ops.choices import Algorithms, Shape
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles, safe_tiles
 
 SMALL, LARGE = Tiles(64, 64, 64, 1, 4, 4), Tiles(128, 256, 64, 2, 8, 3)
 SHAPE = Shape.of(True, True, 2, 768, 3072, 61)
-MACHINE = {"gpu": "some GPU", "driver": "13000", "torch": "2.11.0", "triton": "3.6.0"}
 
 
-@pytest.fixture
-def on_machine(monkeypatch):
-    monkeypatch.setattr(choices, "machine", lambda index: MACHINE)
+class H100(FakeCuda):
+    """A GPU with a name, and with the shared memory of a smaller one."""
+
+    def get_device_name(self, index):
+        return "NVIDIA H100 80GB HBM3"
+
+    def get_device_properties(self, index):
+        return SimpleNamespace(shared_memory_per_block_optin=70_000)
 
 
 @pytest.fixture
 def gpu(monkeypatch, on_machine):
-    """A GPU that has only a name."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
+    simulate(monkeypatch, H100())
     choices._known.cache_clear()
     yield torch.device("cuda", 0)
     choices._known.cache_clear()
@@ -35,18 +44,19 @@ def test_a_bucket_holds_counts_up_to_a_power_of_two(num_active, bucket):
 
 
 def test_choices_are_read_back_from_their_file(tmp_path):
-    path = choices.choices_file(tmp_path / "new", MACHINE)
+    path = choices.choices_file(tmp_path / "new", MEASURED_ON)
     found = {SHAPE: Algorithms(SMALL, None), SHAPE._replace(wanted="dx"): Algorithms(LARGE, None)}
-    choices.write(path, MACHINE, found)
-    choices.write(path, MACHINE, {SHAPE: Algorithms(None, LARGE)})
+    choices.write(path, MEASURED_ON, found)
+    choices.write(path, MEASURED_ON, {SHAPE: Algorithms(None, LARGE)})
     assert choices.read(path) == found | {SHAPE: Algorithms(None, LARGE)}
-    assert json.loads(path.read_text())["machine"] == MACHINE
+    assert json.loads(path.read_text())["machine"] == MEASURED_ON
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("part", MACHINE)
+@pytest.mark.parametrize("part", MEASURED_ON)
 def test_another_machine_has_another_file(tmp_path, part):
-    assert choices.choices_file(tmp_path, MACHINE | {part: "another"}) != choices.choices_file(tmp_path, MACHINE)
+    other = MEASURED_ON | {part: "another"}
+    assert choices.choices_file(tmp_path, other) != choices.choices_file(tmp_path, MEASURED_ON)
 
 
 @pytest.mark.parametrize(
@@ -71,29 +81,28 @@ def test_a_broken_file_is_reported_once_ignored_and_replaced(gpu, text, caplog):
         shape = SHAPE._replace(num_inputs=5)
         assert choices.choose(shape, gpu) == choices.choose(shape, gpu) == Algorithms()
     assert [record.message.count(str(path)) for record in caplog.records] == [1]
-    choices.write(path, MACHINE, {shape: Algorithms(SMALL, LARGE)})
+    choices.write(path, MEASURED_ON, {shape: Algorithms(SMALL, LARGE)})
     assert choices.choose(shape, gpu) == Algorithms(SMALL, LARGE)
 
 
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path, limit_files):
-    path = choices.choices_file(tmp_path, MACHINE)
-    choices.write(path, MACHINE, {SHAPE: Algorithms(SMALL, None)})
+    path = choices.choices_file(tmp_path, MEASURED_ON)
+    choices.write(path, MEASURED_ON, {SHAPE: Algorithms(SMALL, None)})
     before = path.read_bytes()
 
     with limit_files(10), pytest.raises(OSError, match="File too large"):
-        choices.write(path, MACHINE, {SHAPE: Algorithms(None, LARGE)})
+        choices.write(path, MEASURED_ON, {SHAPE: Algorithms(None, LARGE)})
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_measured_choices_come_before_shipped_ones_and_cublas_comes_last(gpu, monkeypatch):
-    shipped = {SHAPE: Algorithms(SMALL, SMALL), SHAPE._replace(bucket=128): Algorithms(SMALL, None)}
-    monkeypatch.setattr(choices, "shipped", lambda name: shipped)
-    assert choices.choose(SHAPE, gpu) == Algorithms(SMALL, SMALL)
-    choices.write(choices.measured_file(0), MACHINE, {SHAPE: Algorithms(None, LARGE)})
-    assert choices.choose(SHAPE, gpu) == Algorithms(None, LARGE)
-    assert choices.choose(SHAPE._replace(bucket=128), gpu) == Algorithms(SMALL, None)
-    assert choices.choose(SHAPE._replace(bucket=256), gpu) == Algorithms()
+def test_measured_choices_come_before_shipped_ones_and_cublas_comes_last(gpu):
+    (shape, found), (other, found_of_other), *_ = choices.shipped(torch.cuda.get_device_name(0)).items()
+    assert choices.choose(shape, gpu) == found != Algorithms(None, LARGE)
+    choices.write(choices.measured_file(0), MEASURED_ON, {shape: Algorithms(None, LARGE)})
+    assert choices.choose(shape, gpu) == Algorithms(None, LARGE)
+    assert choices.choose(other, gpu) == found_of_other
+    assert choices.choose(shape._replace(num_inputs=5), gpu) == Algorithms()
 
 
 def test_shipped_choices_are_readable_and_only_for_their_gpu(caplog):
@@ -183,10 +192,33 @@ def test_measuring_checks_and_times_every_algorithm_that_fits(monkeypatch, reque
     if device == "cpu":
         # No graphs and no limits on a CPU: kernels run in Triton's interpreter, those with the smallest tiles.
         monkeypatch.setattr(measure, "milliseconds", lambda function: 1.0)
-        monkeypatch.setattr(choices, "shared_memory", lambda index: 70_000)
-        monkeypatch.setattr(choices, "device_index", lambda device: 0)
-        request.getfixturevalue("on_machine")
+        request.getfixturevalue("gpu")
     rows = ActiveRows.from_ids(torch.tensor([1, 4, 5, 30], device=device), 40)
     found = measure.measure([(24, 40)], [rows], torch.float16)
     assert found.keys() == {Shape(wanted, 16, 24, 40, 4) for wanted in ("dx", "dweight", "both")}
     assert choices.read(choices.measured_file(0)) == found
+
+
+TINY = Tiles(16, 16, 16, 2, 4, 2)
+
+
+@pairwise(
+    dx=[None, TINY],
+    dweight=[None, TINY],
+    trained=["xwb", "x", "w", "b", "xb", "xw"],
+    given=["ids", "detect", "weighted"],
+)
+def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
+    monkeypatch.setattr(choices, "choose", lambda shape, device: choices.Algorithms(dx, dweight))
+    x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
+    keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
+    factors = torch.arange(24) / 7
+    rows = {"ids": ids, "detect": detect, "weighted": lambda douts: select_rows(keep, factors)}[given]
+    tensors = {"x": x, "w": weight, "b": bias}
+    for name in trained:
+        tensors[name].requires_grad_()
+    scaled = dout * factors[:, None] if given == "weighted" else dout
+    expected = torch.autograd.grad(F.linear(x, weight, bias), [tensors[name] for name in trained], scaled)
+    found = torch.autograd.grad(sparse_linear(x, weight, bias, rows), [tensors[name] for name in trained], dout)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

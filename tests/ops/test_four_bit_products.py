@@ -41,10 +41,7 @@ OUTPUT_TILES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(request):
-    if DEVICE == "cpu":
-        request.getfixturevalue("kernels")
+pytestmark = pytest.mark.usefixtures("our_kernels")
 
 
 def in_4_bits(num_outputs, num_inputs, block=64, nested=True, seed=0):

@@ -14,10 +14,7 @@ functional = pytest.importorskip(
 )
 
 
-@pytest.fixture(autouse=True)
-def _interpreted(request):
-    if DEVICE == "cpu":
-        request.getfixturevalue("kernels")
+pytestmark = pytest.mark.usefixtures("our_kernels")
 
 
 def refuse(out):

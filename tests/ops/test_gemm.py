@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from fake_gpu import FakeCuda
+from fake_gpu import FakeCuda, simulate
 
 from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
-from sebp_edge.ops import choices, tuning
+from sebp_edge.ops import tuning
 from sebp_edge.ops.gpu import cublaslt, gemm
 from sebp_edge.ops.gpu.cublaslt import Matmul, Product
 
@@ -184,12 +184,12 @@ class PlainCuda(FakeCuda):
 @pytest.fixture
 def plain_cuda(monkeypatch):
     cuda = PlainCuda()
-    monkeypatch.setattr(torch, "cuda", cuda)
+    simulate(monkeypatch, cuda)
     return cuda
 
 
 @pytest.fixture
-def plain_matmuls(monkeypatch, plain_cuda, nothing_chosen):
+def plain_matmuls(monkeypatch, plain_cuda, nothing_chosen, on_machine):
     """Algorithms without a GPU, the third one the fastest; returns the candidates of each timing."""
     timed = []
 
@@ -201,7 +201,6 @@ def plain_matmuls(monkeypatch, plain_cuda, nothing_chosen):
     PlainMatmul.failing.clear()
     monkeypatch.setattr(gemm, "_time_candidates", times)
     monkeypatch.setattr(cublaslt, "version", lambda: "1")
-    monkeypatch.setattr(choices, "machine", lambda index: {"gpu": "none"})
     return timed
 
 

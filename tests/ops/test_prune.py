@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from random_cases import draw
 
 from sebp_edge.ops import prune_, shrink_pruned_
 
@@ -16,10 +17,6 @@ def path(request):
         request.getfixturevalue("kernels")
     elif request.param == "reference" and DEVICE.type == "cuda":
         request.getfixturevalue("plain_pytorch")
-
-
-def draw(*size, seed=0, dtype=torch.float32):
-    return torch.randn(*size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def kept_by_sorting(weight, n, m):

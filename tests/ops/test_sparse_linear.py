@@ -9,8 +9,7 @@ from pairwise import pairwise
 from random_cases import gradients, random_case
 from torch import library
 
-from sebp_edge.ops import ActiveRows, choices, detect, select_rows, sparse_linear
-from sebp_edge.ops.tiles import Tiles
+from sebp_edge.ops import ActiveRows, detect, select_rows, sparse_linear
 
 SHAPES = [(1, 1, 1), (7, 5, 3), (64, 33, 17), (129, 64, 96)]
 
@@ -130,31 +129,6 @@ def test_weights_and_capacity_of_selected_rows_are_used(capacity, chosen, poison
     )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
-SMALL = Tiles(16, 16, 16, 2, 4, 2)
-
-
-@pairwise(
-    dx=[None, SMALL],
-    dweight=[None, SMALL],
-    trained=["xwb", "x", "w", "b", "xb", "xw"],
-    given=["ids", "detect", "weighted"],
-)
-def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
-    monkeypatch.setattr(choices, "choose", lambda shape, device: choices.Algorithms(dx, dweight))
-    x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
-    keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
-    factors = torch.arange(24) / 7
-    rows = {"ids": ids, "detect": detect, "weighted": lambda douts: select_rows(keep, factors)}[given]
-    tensors = {"x": x, "w": weight, "b": bias}
-    for name in trained:
-        tensors[name].requires_grad_()
-    scaled = dout * factors[:, None] if given == "weighted" else dout
-    expected = torch.autograd.grad(F.linear(x, weight, bias), [tensors[name] for name in trained], scaled)
-    found = torch.autograd.grad(sparse_linear(x, weight, bias, rows), [tensors[name] for name in trained], dout)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 class Mixed(torch.nn.Module):

@@ -7,7 +7,6 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from sebp_edge.engine.models.architecture import is_activation, is_norm
 from sebp_edge.ops import ActiveRows, sparse_rowwise
 
 N, K = 24, 10
@@ -147,26 +146,3 @@ def test_outputs_can_be_changed_in_place(change):
     found = results(lambda x: change(sparse_rowwise(module, x, active)), x, dout, parameters)
     for one, other in zip(found, dense, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("module", "norm", "activation"),
-    [
-        (nn.LayerNorm(4), True, False),
-        (nn.LayerNorm((2, 4)), False, False),
-        (nn.RMSNorm(4), True, False),
-        (LlamaRMSNorm(4), True, False),
-        (nn.BatchNorm1d(4), False, False),
-        (nn.GELU(), False, True),
-        (ACT2FN["gelu"], False, True),
-        (nn.Tanh(), False, True),
-        (nn.ReLU(inplace=True), False, False),
-        (nn.PReLU(4), False, False),
-        (nn.Dropout(), False, False),
-        (nn.Softmax(dim=-1), False, False),
-        (nn.Linear(4, 4), False, False),
-    ],
-    ids=repr,
-)
-def test_which_modules_are_norms_and_activations(module, norm, activation):
-    assert (is_norm(module), is_activation(module)) == (norm, activation)

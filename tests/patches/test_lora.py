@@ -5,13 +5,16 @@ import weakref
 
 import pytest
 import torch
-from against_dense import with_adapter
+from against_dense import padded_batch, with_adapter
 from builders import make_llama
+from four_bits import four_bit_llama, lora_layers
 
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.engine.sparse.patches.counts import joined_bytes
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
+from sebp_edge.ops import QuantisedWeight
 from sebp_edge.ops.gpu.copies import CopyTable
 
 
@@ -71,3 +74,28 @@ def test_the_memory_beside_joined_weights_is_counted(kernels, tmp_path):
         beneath = held - weights - joined_bytes(block, rank=3, itemsize=4)
         adapters = sum(layer.lora_A["default"].weight.nbytes for layer in layers)
         assert adapters <= beneath <= 2 * adapters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
+@pytest.mark.parametrize("compress_statistics", [True, False])
+def test_every_projection_is_plain_and_dequantises_to_its_packed_matrix(quant_type, compress_statistics):
+    model = four_bit_llama(quant_type=quant_type, compress_statistics=compress_statistics)
+    projections = [plain_projection(layer) for layer in lora_layers(model)]
+    assert len(projections) == 14
+    for projection, layer in zip(projections, lora_layers(model), strict=True):
+        assert isinstance(projection.weight, QuantisedWeight)
+        base = layer.base_layer
+        assert projection.weight.dtype == torch.float32
+        matrix = torch.empty(base.out_features, base.in_features)
+        projection.weight.dequantise(matrix)
+        # The layer's product with the identity gives the matrix.
+        bias = 0 if base.bias is None else base.bias
+        torch.testing.assert_close(matrix.T, base(torch.eye(base.in_features)) - bias, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_without_a_compute_dtype_is_plain_after_its_first_call():
+    model = four_bit_llama(compute_dtype=None)
+    assert not any(plain_projection(layer) for layer in lora_layers(model))
+    model(**padded_batch())
+    assert all(plain_projection(layer) for layer in lora_layers(model))

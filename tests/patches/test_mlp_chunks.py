@@ -3,11 +3,10 @@
 import pytest
 import torch
 from against_dense import all_gradients, padded_batch, with_adapter
-from builders import batch_losses, make_llama
+from builders import batch_losses, hoist, make_llama
 from model_families import MODELS
 from pairwise import pairwise
 
-from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.errors import SparsityError
 
 
@@ -81,9 +80,9 @@ def test_chunks_have_the_same_losses_without_gradients(chunk_rows):
     chunk_rows(7)
     model, batch = with_adapter(make_llama()), padded_batch()
     with torch.no_grad():
-        with Hoisted(model) as hoisted:
+        with hoist(model) as hoisted:
             expected = batch_losses(hoisted, batch)
-        with Hoisted(model, chunked_blocks=True) as hoisted:
+        with hoist(model, chunked_blocks=True) as hoisted:
             torch.testing.assert_close(batch_losses(hoisted, batch), expected)
 
 
@@ -100,7 +99,7 @@ def test_active_dropout_in_an_mlp_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[0].mlp.act_fn = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.Dropout(0.1))
     with (
-        Hoisted(model.train(), chunked_blocks=True) as hoisted,
+        hoist(model.train(), chunked_blocks=True) as hoisted,
         pytest.raises(SparsityError, match="do not support dropout"),
     ):
         batch_losses(hoisted, batch)

@@ -7,8 +7,6 @@ import zipfile
 import pytest
 from reading import contents, read_all, read_texts, refusal, write_file
 
-from sebp_edge.reading.exports import archives
-
 CHAT = "13/03/2024, 22:01 - Bob: Bread?\n13/03/2024, 22:02 - Anna: Yes.\n"
 
 
@@ -81,7 +79,7 @@ def test_what_could_do_harm_is_left_out(tmp_path):
     }
 
 
-def test_damaged_encrypted_and_huge_archives_are_refused(tmp_path, monkeypatch):
+def test_damaged_encrypted_and_huge_archives_are_refused(tmp_path):
     assert "no .zip archive, a damaged one, or" in refusal(write_file(tmp_path, "a.zip", b"PK\x03\x04 cut"))
     path = archive(tmp_path / "b.zip", {"a.md": "A note that is long enough. " * 9, "b.md": "Whole."})
     data = bytearray(path.read_bytes())
@@ -95,10 +93,15 @@ def test_damaged_encrypted_and_huge_archives_are_refused(tmp_path, monkeypatch):
     data[place] |= 1
     path.write_bytes(data)
     assert "encrypted" in unread(path)["a.md"]
-    for name in ("MAX_FILES", "MAX_UNPACKED"):
-        with monkeypatch.context() as patched:
-            patched.setattr(archives, name, 1)
-            assert "unpack it, and give the folder" in refusal(path)
+    path = archive(tmp_path / "c.zip", {"a.md": "Small."})
+    data, begin = path.read_bytes(), path.read_bytes().index(b"PK\x01\x02")
+    entry, end = data[begin:-22], bytearray(data[-22:])
+    huge = entry[:24] + (4_000_000_001).to_bytes(4, "little") + entry[28:]
+    path.write_bytes(data[:begin] + huge + end)
+    assert "more than 4 GB once unpacked; unpack it, and give the folder" in refusal(path)
+    end[12:16] = (100_001 * len(entry)).to_bytes(4, "little")
+    path.write_bytes(data[:begin] + entry * 100_001 + end)
+    assert "more than 100,000 files; unpack it, and give the folder" in refusal(path)
 
 
 def test_an_archive_in_which_a_file_begins_before_it_is_refused(tmp_path):

@@ -4,10 +4,7 @@ import json
 import random
 
 import pytest
-from reading import contents, is_count_of_words, left_out, read_texts, write_file
-
-from sebp_edge.reading.formats import markdown
-from sebp_edge.reading.formats.notes import Seen, visible_text
+from reading import contents, is_count_of_words, left_out, read_all, read_texts, write_file
 
 
 @pytest.mark.parametrize(
@@ -68,6 +65,13 @@ def test_comments_are_counted_and_a_text_that_is_cut_is_said_to_be(tmp_path):
     assert {item.kind for item in read_texts(tmp_path).left_out} >= {"comments", found[-1][1]}
 
 
+def test_marks_for_a_blogs_program_are_left_out_and_are_no_comments(tmp_path):
+    path = write_file(tmp_path, "a.md", "One.\n\n<!--more-->\n\nTwo.\n\n<!-- TOC -->\n\nThree.\n")
+    assert (contents(path), left_out(path)) == (["One.\n\n\n\nTwo.\n\n\n\nThree."], {})
+    path = write_file(tmp_path, "b.md", "One.\n\n<!-- more on this later -->\n\nTwo.\n")
+    assert left_out(path) == {"b.md": "comments: 1"}
+
+
 def test_notebooks_hide_comments_in_their_prose_only(tmp_path):
     cells = [("markdown", "A <!-- x --> B"), ("code", "<!-- kept -->"), ("markdown", "<!-- never closed")]
     notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}
@@ -80,19 +84,23 @@ def test_notebooks_hide_comments_in_their_prose_only(tmp_path):
 
 
 @pytest.mark.slow
-def test_text_without_comments_stays_byte_for_byte_and_no_secret_is_read():
+@pytest.mark.parametrize("settings", [None, ".obsidian/app.json", "logseq/config.edn"])
+def test_text_without_comments_stays_byte_for_byte_and_no_secret_is_read(tmp_path, settings):
+    is_of_obsidian = settings == ".obsidian/app.json"
+    if settings:
+        write_file(tmp_path, settings, "{}")
     for seed in range(150):
-        draw = random.Random(seed)
-        for app in (None, "Obsidian", "Logseq"):
-            text, words = _note(draw, app)
-            seen = visible_text(text, app)
-            assert "SECRET" not in seen.text, text
-            assert [word for word in words if word not in seen.text] == [], text
+        text, words = _note(random.Random(seed), is_of_obsidian=is_of_obsidian)
+        text = f"Begin.\n\n{text}\n\nEnd."
+        [seen] = contents(write_file(tmp_path, "a.md", text))
+        assert "SECRET" not in seen, text
+        assert [word for word in words if word not in seen] == [], text
+        if not is_of_obsidian:
             without_comments = text.replace("<!--", "<--")
-            assert visible_text(without_comments) == Seen(without_comments)
+            assert contents(write_file(tmp_path, "a.md", without_comments)) == [without_comments]
 
 
-def _note(draw: random.Random, app: str | None) -> tuple[str, list[str]]:
+def _note(draw: random.Random, *, is_of_obsidian: bool) -> tuple[str, list[str]]:
     """Returns a note of blocks with comments that contain "SECRET", and its visible words."""
     words: list[str] = []
 
@@ -101,7 +109,7 @@ def _note(draw: random.Random, app: str | None) -> tuple[str, list[str]]:
         return words[-1]
 
     def comment(*secrets: str) -> str:
-        begin, end = draw.choice([("<!-- ", " -->"), *([("%%", "%%"), ("%% ", " %%")] if app == "Obsidian" else [])])
+        begin, end = draw.choice([("<!-- ", " -->"), *([("%%", "%%"), ("%% ", " %%")] if is_of_obsidian else [])])
         return begin + draw.choice(secrets) + end
 
     def line() -> str:
@@ -135,14 +143,15 @@ def _note(draw: random.Random, app: str | None) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     "piece", ["<!--", "<!-- x -->\n", "[", "[a\n", "- ", "> ", "```a\n", "` ", "[//]: # (\n", "<div>\n", "\t- a\n", "|"]
 )
-def test_no_markdown_takes_long(piece):
+def test_no_markdown_takes_long(tmp_path, piece):
+    path = write_file(tmp_path, "a.md", "<!--" + piece * (30_000 // len(piece)))
     # Of the processor's time, this takes a tenth of a second at most.
-    markdown.find_parts("<!--" + piece * (30_000 // len(piece)))
+    assert not any("takes longer" in item.reason for item in read_all(path).left_out)
 
 
 def test_markdown_that_takes_too_long_or_has_too_many_short_lines_is_left_out(folder, take_at_most):
     write_file(folder, "a.md", "<!-- x -->\n" * 1000)
-    take_at_most(markdown, -1)
+    take_at_most("markdown", -1)
     assert left_out(folder) == {"a.md": "its Markdown takes longer than -1 seconds to read; split it to use it"}
     write_file(folder, "a.md", "<!-- x -->" + "\na" * 100_001)
     assert left_out(folder) == {"a.md": "more than 100,000 very short lines; split it to use it"}

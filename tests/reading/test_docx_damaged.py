@@ -6,12 +6,10 @@ import zipfile
 import docx
 import pytest
 from pace import at_most
-from reading import contents, is_count_of_words, left_out, read_texts, write_file
+from reading import MEMORY_PER_BYTE, MIN_SIZE, contents, is_count_of_words, left_out, read_texts, write_file
 from word_files import NAMES, PARTS, paragraph, row, write_word
 
 from sebp_edge.errors import MachineError
-from sebp_edge.reading.formats import xml_parts
-from sebp_edge.reading.readers import MEMORY_PER_BYTE, MIN_SIZE
 
 
 @pytest.fixture
@@ -124,7 +122,7 @@ def test_elements_in_any_order_end_in_no_error(tmp_path):
 
 @pytest.mark.parametrize("unit", ["<w:r/>", "<w:p/>", "<w:tc/>", "<w:tab/>", "<w:fldChar w:fldCharType='begin'/>"])
 def test_the_time_is_limited_within_a_table(folder, take_at_most, unit):
-    take_at_most(xml_parts, 0.2)
+    take_at_most("xml_parts", 0.2)
     write_word(folder, f"<w:tbl><w:tr><w:tc>{unit * 1_000_000}</w:tc></w:tr></w:tbl>")
     with at_most(5):
         assert left_out(folder) == {"a.docx": "its text takes longer than 0.2 seconds to read; split it to use it"}

@@ -5,9 +5,6 @@ import json
 import pytest
 from reading import contents, left_out, refusal, write_file
 
-from sebp_edge.reading.foreign import foreign_export, reason_against_name
-from sebp_edge.reading.formats import FORMATS
-
 MIT = "MIT License\n\nCopyright (c) 2024 Somebody\n\nPermission is hereby granted, free of charge, to any person"
 LICENCE = "a licence or a code of conduct; give the file itself to use it"
 PACKAGES = "what a program depends on; give the folder itself to use it"
@@ -79,27 +76,6 @@ def test_formats_that_are_not_read_are_named(folder, name, reason):
     assert left_out(folder) == {name: reason}
 
 
-def test_no_format_that_is_read_is_named_as_another():
-    assert [ending for ending in FORMATS if reason_against_name(f"a{ending}")] == []
-
-
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        ({"title": "Soup", "children": [{"string": "Lentils", "uid": "x"}]}, "a Roam export; export it as Markdown"),
-        ({"title": "Soup", "edit-time": 1}, "a Roam export"),
-        ({"id": "1097531864213579864", "type": 0, "name": "b"}, "a channel of Discord or Slack; what was said there"),
-        ({"1097531864213579864": "Direct Message with b", "109753186421357986": None}, "a channel of Discord or Slack"),
-        ({"id": "C01", "name": "b", "created": 1, "members": ["U01"]}, "a channel of Discord or Slack"),
-        ({"version": 2, "type": "net.daringfireball.markdown"}, "the settings of a text bundle"),
-        ({"title": "Soup", "textContent": "Lentils"}, "a Google Keep note"),
-        ({"metadata": {}, "entries": [{"creationDate": "x", "text": "y"}]}, "a Day One export"),
-    ],
-)
-def test_exports_in_json_are_recognised(value, named):
-    assert foreign_export(json.loads(json.dumps(value))).startswith(f"this looks like {named}")
-
-
 def test_an_export_is_named_where_its_records_cannot_be_used(folder):
     write_file(folder, "a.json", json.dumps([{"title": "Soup", "children": [{"string": "Lentils"}]}]))
     write_file(folder, "b.json", json.dumps({"messages": [{"sender_name": "A", "timestamp_ms": 1, "content": "x"}]}))
@@ -109,16 +85,3 @@ def test_an_export_is_named_where_its_records_cannot_be_used(folder):
         "b.json": "this looks like an export of Messenger or Instagram; save its conversations as records with "
         '"messages"',
     }
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *[None, 3, "text", [], {}, {"text": "a"}, {"prompt": "a", "completion": "b"}, {"title": "a", "text": "b"}],
-        {"messages": [{"role": "user", "content": "a"}]},
-        {"conversations": [{"from": "human", "value": "a"}]},
-        {"title": "a", "children": [1, None, "x"]},
-    ],
-)
-def test_other_json_is_no_known_export(value):
-    assert foreign_export(value) is None

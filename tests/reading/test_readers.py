@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 from builders import make_sentences
 from command import python
-from reading import contents, left_out, read_texts, refusal, write_file
+from reading import MEMORY_PER_BYTE, contents, left_out, read_texts, refusal, write_file
 
-from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError
-from sebp_edge.reading import formats
-from sebp_edge.reading.readers import MEMORY_PER_BYTE
 
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"}]
 
@@ -93,12 +90,12 @@ def test_files_that_the_system_generates_are_not_opened():
 
 def test_a_file_too_large_is_left_out_before_it_is_read(folder):
     with (folder / "large.txt").open("wb") as file:
-        file.truncate(formats.MAX_FILE_SIZE + 1)
+        file.truncate(64_000_000 + 1)
     tracemalloc.start()
     try:
         assert contents(folder) == ["This one is kept."]
         assert left_out(folder) == {"large.txt": "larger than 64 MB; split it to use it"}
-        assert tracemalloc.get_traced_memory()[1] < formats.MAX_FILE_SIZE / 10
+        assert tracemalloc.get_traced_memory()[1] < 64_000_000 / 10
     finally:
         tracemalloc.stop()
     # It does not count towards the memory of the texts either.
@@ -124,10 +121,8 @@ def test_texts_that_need_more_than_the_given_memory_are_refused_unread(form, tmp
         path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(MachineError) as caught:
         read_texts(texts, memory=MEMORY_PER_BYTE * size - 1)
-    assert str(caught.value) == (
-        f"Reading these texts would take more than the {gigabytes(MEMORY_PER_BYTE * size - 1)} of memory left for "
-        "them; give fewer texts or raise the memory budget."
-    )
+    assert str(caught.value).startswith("Reading these texts would take more than the ")
+    assert str(caught.value).endswith("left for them; give fewer texts or raise the memory budget.")
 
 
 # The first text fills the caches, and has the windows that a long one has.

@@ -6,11 +6,9 @@ import tracemalloc
 
 import pytest
 from pace import at_most
-from reading import PromptCompletion, contents, left_out, read_all, read_texts, refusal, write_file
+from reading import MEMORY_PER_BYTE, PromptCompletion, contents, left_out, read_all, read_texts, refusal, write_file
 
 from sebp_edge.errors import MachineError
-from sebp_edge.reading.formats import record_files
-from sebp_edge.reading.readers import MEMORY_PER_BYTE
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -124,7 +122,7 @@ def test_many_faults_of_one_kind_are_one_entry_with_their_number(tmp_path):
 
 @pytest.mark.parametrize(("name", "line"), [("a.json", "1,"), ("a.jsonl", '"a"\n'), ("a.csv", "b\n")])
 def test_a_file_of_too_many_records_is_refused(tmp_path, monkeypatch, name, line):
-    monkeypatch.setattr(record_files, "MAX_RECORDS", 100)
+    monkeypatch.setattr("sebp_edge.reading.formats.record_files.MAX_RECORDS", 100)
     text = {"a.json": "[" + line * 100 + "2]", "a.jsonl": line * 101, "a.csv": "text\n" + line * 101}[name]
     write_file(tmp_path, name, text)
     write_file(tmp_path, "kept.md", "Kept.")

@@ -7,8 +7,6 @@ import pytest
 from pace import at_most
 from reading import contents, left_out, read_all, read_texts, write_file
 
-from sebp_edge.ask.index import Index
-
 
 @pytest.fixture
 def obsidian(tmp_path):
@@ -176,14 +174,6 @@ def test_what_logseq_keeps_for_itself_is_left_out(logseq):
 def test_properties_of_a_page_of_logseq_are_searched_and_not_learnt(logseq, written, properties, read):
     [document] = read_texts(write_file(logseq, "pages/a.md", written)).documents
     assert (document.front_matter, document.content) == (properties, read)
-
-
-def test_an_alias_of_a_page_of_logseq_is_found(logseq):
-    write_file(logseq, "pages/Tools.md", "alias:: Instruments\n\n- The saw hangs on the wall.")
-    write_file(logseq, "pages/Soup.md", "- Lentils and carrots.")
-    index = Index()
-    index.update(read_texts(logseq).documents)
-    assert index.search("Where are the instruments?")[0].passage.document == "pages/Tools.md"
 
 
 def test_a_graph_without_settings_is_known_by_its_journals(tmp_path):

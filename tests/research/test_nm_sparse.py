@@ -11,8 +11,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from sebp_edge.errors import OptionError, SparsityError
 from sebp_edge.research import nm_sparse, sparsify
-from sebp_edge.research.pruning import pruning_phases as own_phases
-from sebp_edge.research.pruning.pruning_phases import METHODS, Phases
+
+METHODS = ["sr-ste", "mdgf-linear", "mdgf-exponential", "sdgf-stepwise", "sdgf-geometric"]
 
 
 def make_model(dtype=torch.float64):
@@ -38,14 +38,13 @@ def prune_by_sorting(weight, stage):
     return kept, weight.detach() * (kept + (1 - kept) * stage.decay)
 
 
-def train_by_definition(model, phases, num_steps, optimizer_class, rate):
+def train_by_definition(model, stages, optimizer_class, rate, shrinkage):
     """The methods with plain autograd: dense weights, functional calls with pruned ones, straight-through gradients."""
     layers = [layer for layer in model if isinstance(layer, nn.Linear)]
     dense = [layer.weight.detach().clone().requires_grad_() for layer in layers]
     biases = [layer.bias for layer in layers]
     optimizer = optimizer_class([*dense, *biases], lr=rate)
-    for step, (x, y) in enumerate(batches(num_steps, dense[0].dtype)):
-        stage = phases.stage(step)
+    for stage, (x, y) in zip(stages, batches(len(stages), dense[0].dtype), strict=True):
         used = [weight + (prune_by_sorting(weight, stage)[1] - weight).detach() for weight in dense]
         hidden = torch.tanh(nn.functional.linear(x, used[0], biases[0]))
         loss = (nn.functional.linear(hidden, used[1], biases[1]) - y).square().mean()
@@ -54,28 +53,27 @@ def train_by_definition(model, phases, num_steps, optimizer_class, rate):
         # The regularisation of the weights that this step has pruned, decoupled from the gradient.
         masks = [prune_by_sorting(weight, stage)[0] for weight in dense]
         optimizer.step()
-        if phases.shrinkage and not stage.is_dense:
+        if not stage.is_dense:
             for weight, kept in zip(dense, masks, strict=True):
-                weight.data.mul_(1 - rate * own_phases.SHRINKAGE * (1 - kept))
-    return [prune_by_sorting(weight, phases.stage(num_steps - 1))[1] for weight in dense], biases
+                weight.data.mul_(1 - rate * shrinkage * (1 - kept))
+    return [prune_by_sorting(weight, stages[-1])[1] for weight in dense], biases
 
 
 @pytest.mark.parametrize(
     ("method", "optimizer_class"), [*((method, torch.optim.AdamW) for method in METHODS), ("sr-ste", torch.optim.SGD)]
 )
-def test_a_training_is_that_of_the_methods_definition(method, optimizer_class, monkeypatch):
-    # Large enough to be seen in the result.
-    monkeypatch.setattr(own_phases, "SHRINKAGE", 0.5)
-    model, other = make_model(), make_model()
+def test_a_training_is_that_of_the_methods_definition(method, optimizer_class):
+    model, other, stages = make_model(), make_model(), []
     optimizer = optimizer_class(model.parameters(), lr=3e-2)
     with nm_sparse(model, "1:4", method, num_steps=20, dense=0.2, layers=["0", "2"]) as sparse:
         for batch in batches(20):
+            stages.append(sparse.stage)
             loss_of(model, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
             sparse.step()
-    phases = Phases(pattern="1:4", num_steps=20, method=method, dense=0.2)
-    expected, biases = train_by_definition(other, phases, 20, optimizer_class, 3e-2)
+    shrinkage = 2e-4 if method == "sr-ste" else 0
+    expected, biases = train_by_definition(other, stages, optimizer_class, 3e-2, shrinkage)
     for layer, weight, bias in zip([model[0], model[2]], expected, biases, strict=True):
         torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(layer.bias, bias, rtol=1e-9, atol=1e-12)

@@ -9,60 +9,12 @@ import torch
 from against_dense import assert_same_gradients, loss_and_gradients, padded_batch, with_lora
 from builders import checkpoint_activations, make_llama
 from pairwise import pairwise
-from random_cases import random_energy, random_gradient, selector
+from random_cases import chosen, random_energy, random_gradient, selector
 
 from sebp_edge import sparsify
 from sebp_edge.errors import OptionError
-from sebp_edge.ops import row_norms, select_rows, sparse_linear
+from sebp_edge.ops import select_rows, sparse_linear
 from sebp_edge.research import Energy, Threshold, TopN
-from sebp_edge.research.rules import row_rules
-from sebp_edge.research.rules.selection import AppliedRule, _LayerSelector
-
-SIZES = [1, 7, 130]
-
-
-def chosen(rule, dout):
-    ids, _, _, weights = selector(rule)((dout,)).on_host()
-    return ids.tolist(), weights
-
-
-@pairwise(num_rows=SIZES, n=[1, 3, 64, 1000], ties=[False, True])
-def test_top_n_keeps_the_largest_rows_and_the_first_of_equal_ones(num_rows, n, ties):
-    energy = random_energy(num_rows, seed=n)
-    energy = energy.log10().round().clamp(min=0) if ties else energy
-    order = sorted(range(num_rows), key=lambda row: -float(energy[row]))
-    expected = sorted(row for row in order[:n] if energy[row] > 0)
-    assert row_rules.largest(energy, n).nonzero().squeeze(1).tolist() == expected
-    ids, weights = chosen(TopN(n), energy.sqrt()[:, None])
-    assert (ids, weights) == (expected, None)
-
-
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("n", [1, 3, 64, 1000])
-def test_water_filling_is_proportional_up_to_one_and_sums_to_n(num_rows, n):
-    energy = random_energy(num_rows, seed=n)
-    norms = energy.sqrt().tolist()
-    found = row_rules.water_filling(energy, n)
-    active = sum(norm > 0 for norm in norms)
-    low, high = 0.0, 1e30
-    for _ in range(300):
-        tau = (low * high) ** 0.5 if low else high / 2
-        low, high = (tau, high) if sum(min(1, tau * norm) for norm in norms) < min(n, active) else (low, tau)
-    expected = torch.tensor([min(1, high * norm) for norm in norms], dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-    assert math.isclose(float(found.sum()), min(n, active), rel_tol=1e-12)
-
-
-def test_energy_keeps_the_fewest_rows_with_the_share_in_its_first_pass_and_an_average_of_numbers_later():
-    first, second = 1 + torch.rand(40, generator=torch.Generator().manual_seed(0)), 2.0 ** -torch.arange(40.0)
-    numbers = [int(row_rules.num_top_rows(energy, 0.9)) for energy in (first, second)]
-    assert numbers[1] < numbers[0] - 2
-    select = selector(Energy(max_lost=0.1, decay=0.5))
-    kept = [select((energy.sqrt()[:, None],)) for energy in (first, second)]
-    expected = [numbers[0], -(-sum(numbers) // 2)]
-    for energy, rows, number in zip((first, second), kept, expected, strict=True):
-        assert int(rows.count) == number
-        assert set(rows.ids[:number].tolist()) == set(energy.argsort(descending=True)[:number].tolist())
 
 
 def test_energy_drops_nothing_if_nothing_may_be_lost():
@@ -74,114 +26,6 @@ def test_energy_drops_nothing_if_nothing_may_be_lost():
 def test_energy_refuses_wrong_values(wrong):
     with pytest.raises(OptionError, match="Energy got"):
         Energy(**wrong)
-
-
-@pytest.mark.parametrize("num_rows", SIZES)
-@pytest.mark.parametrize("share", [0.5, 0.99])
-def test_num_top_rows_is_the_fewest_rows_with_a_share_of_the_energy(num_rows, share):
-    energy = random_energy(num_rows, num_rows + 1, 2.0).double()
-    largest, total, expected = sorted(energy.tolist(), reverse=True), 0.0, 0
-    while total < share * sum(largest):
-        total, expected = total + largest[expected], expected + 1
-    assert int(row_rules.num_top_rows(energy, share)) == expected
-    assert int(row_rules.num_top_rows(torch.zeros(num_rows), share)) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_rows", "dtype"), [(1, torch.float32), (7, torch.float64), (130, torch.float32)])
-def test_a_draw_keeps_each_row_with_its_probability_and_as_many_rows_as_their_sum(num_rows, dtype):
-    generator = torch.Generator().manual_seed(num_rows)
-    probability = torch.rand(num_rows, generator=generator).to(dtype)
-    probability[::5], probability[3::5] = 0, 1
-    draws = 1000
-    counts = torch.zeros(num_rows)
-    for _ in range(draws):
-        keep, weights = row_rules.draw(probability, generator)
-        assert abs(int(keep.sum()) - float(probability.sum())) < 1 + 1e-6
-        assert torch.allclose(weights[keep], 1 / probability[keep], rtol=1e-6, atol=0)
-        assert (weights[~keep] == 0).all()
-        counts += keep
-    error = (counts / draws - probability).abs()
-    assert (error <= 5 * (probability * (1 - probability) / draws).sqrt() + 1e-9).all()
-
-
-def plain_threshold(energy, epsilon, max_lost):
-    """Returns the kept rows and the threshold, by a loop from the smallest row up."""
-    active = sorted((float(value), row) for row, value in enumerate(energy) if value > 0)
-    bound = epsilon * active[(len(active) - 1) // 2][0] ** 0.5 if active else 0.0
-    total, lost, kept = sum(value for value, _ in active), 0.0, []
-    for value, row in active:
-        lost += value
-        if value**0.5 >= bound or lost > max_lost * total:
-            kept.append(row)
-    return sorted(kept), bound
-
-
-@pairwise(num_rows=SIZES, epsilon=[1e-3, 0.5, 1.0, 30.0], max_lost=[0, 1e-6, 1e-3, 0.2, 1])
-def test_the_threshold_keeps_rows_above_it_and_enough_of_the_energy(num_rows, epsilon, max_lost):
-    energy = random_energy(num_rows, seed=num_rows)
-    expected, bound = plain_threshold(energy, epsilon, max_lost)
-    keep, found_bound = row_rules.above_threshold(energy, epsilon, max_lost)
-    assert keep.nonzero().squeeze(1).tolist() == expected
-    assert float(row_rules.lost_share(energy, keep)) <= max_lost * (1 + 1e-12)
-    ids, _ = chosen(Threshold(epsilon=epsilon, max_lost=max_lost), energy.sqrt()[:, None])
-    assert ids == expected
-    lowest_kept = float(energy[expected].min().sqrt()) if expected else 0.0
-    assert math.isclose(float(found_bound), min(bound, lowest_kept), rel_tol=1e-12) or not expected
-    probability = row_rules.threshold_probabilities(energy, epsilon, max_lost)
-    soft = [float(value) ** 0.5 / float(found_bound) if value else 0.0 for value in energy]
-    wanted = [1.0 if row in expected else value for row, value in enumerate(soft)]
-    torch.testing.assert_close(probability, torch.tensor(wanted, dtype=torch.float64), rtol=1e-12, atol=0)
-
-
-def plain_knee(passes, max_lost):
-    """Computes epsilon in loops: tenths of a decade, cumulative counts, sums of five, the knee, the cap."""
-    counts, energies = [0] * 140, [0.0] * 140
-    for energy in passes:
-        norms = [float(value) ** 0.5 for value in energy if value > 0]
-        median, total = sorted(norms)[(len(norms) - 1) // 2], sum(norm**2 for norm in norms)
-        for norm in norms:
-            bin_index = min(max(math.floor((math.log10(norm / median) + 12) * 10), 0), 139)
-            counts[bin_index] += 1
-            energies[bin_index] += norm**2 / total
-    below = [sum(counts[:edge]) for edge in range(141)]
-    smooth = [sum(below[min(max(edge + shift, 0), 140)] for shift in range(-2, 3)) for edge in range(141)]
-    bends = [smooth[edge - 1] - 2 * smooth[edge] + smooth[edge + 1] for edge in range(1, 140)]
-    knee = 1 + bends.index(min(bends))
-    allowed = max(edge for edge in range(141) if sum(energies[:edge]) <= max_lost * sum(energies))
-    return 10 ** (min(knee, allowed) / 10 - 12)
-
-
-@pytest.mark.parametrize("max_lost", [0, 1e-3, 0.3, 1])
-@pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
-def test_epsilon_is_the_knee_of_the_distribution_unless_it_loses_too_much(max_lost, spread):
-    histogram = row_rules.NormHistogram(torch.device("cpu"))
-    passes = [random_energy(200, seed, spread) * 10.0**seed for seed in range(3)]
-    for energy in passes:
-        histogram.add(energy)
-    assert math.isclose(float(histogram.epsilon(max_lost)), plain_knee(passes, max_lost), rel_tol=1e-5)
-
-
-@pytest.mark.parametrize("noisy", [0.3, 0.8])
-@pytest.mark.parametrize("scale", [1.0, 2.0**16])
-def test_a_calibrated_threshold_drops_noise_and_little_else(noisy, scale):
-    generator = torch.Generator().manual_seed(3)
-    choose = selector(Threshold(calibration_passes=2))
-    for number in range(4):
-        decades = 0.3 * torch.randn(300, generator=generator)
-        noise = torch.rand(300, generator=generator) < noisy
-        decades[noise] = -4 + 0.02 * torch.randn(int(noise.sum()), generator=generator)
-        decades[:20] = -torch.inf
-        dout = scale * (10**decades)[:, None].expand(-1, 3)
-        ids, *_ = choose((dout,)).on_host()
-        kept = torch.zeros(300, dtype=torch.bool).index_fill(0, ids, True)
-        if number < 2:
-            assert torch.equal(kept, row_norms(dout) != 0)
-        else:
-            assert not kept[noise].any()
-            lost = row_rules.lost_share(row_norms(dout), kept)
-            assert lost <= 1e-3
-            assert kept.sum() >= 0.5 * (~noise[20:]).sum()
 
 
 RULES = [TopN(2), TopN(2, unbiased=True), Threshold(epsilon=1.0), Threshold(epsilon=5.0, max_lost=1, unbiased=True)]
@@ -260,49 +104,6 @@ def test_the_mean_of_unbiased_gradients_is_exact_and_that_of_biased_ones_is_not(
     biased = TopN(rule.n) if isinstance(rule, TopN) else Threshold(epsilon=rule.epsilon, max_lost=1)
     biased_sample, _ = sampled_gradients(biased, seed, 1)
     assert ((biased_sample[0] - exact).abs() / standard_error).max() > 8
-
-
-def test_unbiased_top_n_never_exceeds_its_capacity():
-    for seed in range(20):
-        dout = random_gradient(301, 3, seed).float()
-        for n in (1, 17, 100):
-            selected = selector(TopN(n, unbiased=True, seed=seed))((dout,))
-            assert len(selected.ids) == n + 1
-            assert abs(int(selected.count) - n) <= 1
-            energy = row_norms(dout)
-            keep, _ = row_rules.draw(row_rules.water_filling(energy, n), torch.Generator().manual_seed(seed))
-            assert selected.ids[: int(selected.count)].tolist() == keep.nonzero().squeeze(1).tolist()
-
-
-def test_rows_beyond_the_capacity_are_reported_as_dropped():
-    class ChooseTwo:
-        epsilon = None
-
-        def __call__(self, energy_N):
-            return select_rows(energy_N != 0, capacity=2)
-
-    choose = _LayerSelector(("layer",), ChooseTwo())
-    dout = torch.tensor([[0.0], [1.0], [0.0], [2.0], [3.0], [1.0]])
-    assert choose((dout,)).on_host()[0].tolist() == [1, 3]
-    report = choose.dropped()
-    assert (report.rows, report.active, report.kept) == (6, 4, 2)
-    assert math.isclose(report.lost_energy, 10 / 15, rel_tol=1e-6)
-
-
-def test_the_report_covers_all_passes_of_each_group_of_layers():
-    layers = torch.nn.ModuleDict({"one": torch.nn.Linear(1, 2), "other": torch.nn.Linear(1, 1)})
-    selection = AppliedRule(layers, TopN(2))
-    assert selection.dropped() == []
-    together, alone = selection.selector(layers.values()), selection.selector([layers["other"]])
-    assert selection.selector(list(layers.values())) is together
-    together((torch.tensor([[3.0, 0], [0, 1], [0, 0], [0, 0]]), torch.tensor([[4.0], [0], [0], [2]])))
-    together((torch.zeros(5, 2), torch.ones(5, 1)))
-    alone((torch.ones(1, 1),))
-    first, second = selection.dropped()
-    assert (first.layers, first.passes, first.rows, first.active, first.kept) == (("one", "other"), 2, 9, 8, 4)
-    assert math.isclose(first.lost_energy, (1 / 30 + 3 / 5) / 2, rel_tol=1e-6)
-    assert first.epsilon is None
-    assert (second.layers, second.rows, second.kept, second.lost_energy) == (("other",), 1, 1, 0.0)
 
 
 def test_draws_depend_on_their_seed_and_leave_torchs_random_state_unchanged():

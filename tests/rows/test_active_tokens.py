@@ -1,22 +1,23 @@
 """Active tokens: they equal the padded batch's, and filler changes nothing."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from against_dense import LENGTHS, assert_same_gradients, gradients, padded_batch, with_lora
-from builders import IGNORE, make_llama
+from builders import IGNORE, hoist, make_llama
 from model_families import MODELS, make_model
 from pairwise import pairwise
 from transformers import GPT2Config
 
-from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.buckets import Bucket
-from sebp_edge.engine.sparse.rows.soft_targets import SoftTargets
 from sebp_edge.errors import SparsityError
-from sebp_edge.ops import Prefixes
 from sebp_edge.research import ActiveTokens, RowPlan
 
+
+def gathered(batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
+# How many tokens, sequences and loss rows there are, and how long the longest sequence is.
+Bucket = type(gathered(padded_batch()).sizes)
 # The batch itself has at most 38 active tokens in 4 sequences, the longest of 23, and as many loss rows.
 BUCKETS = {
     "exact": None,
@@ -25,10 +26,6 @@ BUCKETS = {
     "much larger": Bucket(257, 9, 40, 100),
     "loss everywhere": Bucket(64, 4, 23, 64),
 }
-
-
-def gathered(batch) -> ActiveTokens:
-    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
 def test_gathered_tokens_equal_the_padded_batchs():
@@ -88,7 +85,7 @@ def test_filler_changes_neither_losses_nor_gradients(family, adapt, bucket, prom
         model = with_lora(model).float()
     tokens = gathered(padded_batch(prompt=prompt))
     filled = tokens.filled(BUCKETS[bucket])
-    with Hoisted(model) as hoisted:
+    with hoist(model) as hoisted:
         expected = hoisted.row_losses(tokens)
         expected_gradients = gradients(model, expected)
         found = hoisted.row_losses(filled)
@@ -105,7 +102,7 @@ def test_an_example_depends_neither_on_its_neighbour_nor_on_filler(family):
     tokens = gathered(batch)
     batch["input_ids"][1, :12] = torch.arange(100, 112)
     changed, bucket = gathered(batch), Bucket(50, 4, 16, 40)
-    with torch.no_grad(), Hoisted(model) as hoisted:
+    with torch.no_grad(), hoist(model) as hoisted:
         before, after = hoisted.row_losses(tokens.filled(bucket)), hoisted.row_losses(changed.filled(bucket))
     filled = tokens.filled(bucket)
     secret = (filled.sequences == 1) & (filled.weights == 1)
@@ -118,7 +115,7 @@ def test_filler_needs_no_position_beyond_the_models():
     model = make_model(config).eval()
     tokens = gathered(padded_batch())
     filled = tokens.filled(Bucket(128, 4, 64, 128))
-    with torch.no_grad(), Hoisted(model) as hoisted:
+    with torch.no_grad(), hoist(model) as hoisted:
         expected, found = hoisted.row_losses(tokens), hoisted.row_losses(filled)
     torch.testing.assert_close(found[filled.weights == 1], expected, rtol=1e-5, atol=1e-6)
 
@@ -130,7 +127,7 @@ def test_a_sequence_without_a_loss_has_a_slot_and_no_token():
     assert tokens.cu_seqlens.diff().tolist() == [10, 0, 0, 5]
     filled = tokens.filled(tokens.sizes.on_grid)
     assert filled.cu_seqlens.diff().tolist()[:5] == [10, 0, 0, 5, 1]
-    with torch.no_grad(), Hoisted(make_llama()) as hoisted:
+    with torch.no_grad(), hoist(make_llama()) as hoisted:
         losses = hoisted.row_losses(filled)
     assert losses.isfinite().all()
     assert set(filled.sequences[filled.weights == 1].tolist()) == {0, 3}
@@ -154,39 +151,3 @@ def test_a_batch_that_does_not_fit_is_refused(size):
 def test_a_bucket_with_more_loss_rows_than_tokens_is_refused():
     with pytest.raises(SparsityError, match="does not fit"):
         gathered(padded_batch()).filled(Bucket(64, 4, 23, 65))
-
-
-def test_all_tensors_move_to_another_device():
-    tokens = replace(gathered(padded_batch()), soft_targets=SoftTargets.unused(38, 3))
-    prefixes = Prefixes.of(tokens.cu_seqlens, torch.tensor([-1, 0, -1, -1]))
-    moved = replace(tokens, prefixes=prefixes).to("meta")
-    assert all(part.is_meta for part in (*moved.soft_targets, *moved.prefixes))
-    others = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(others) == 7 and all(tensor.is_meta for tensor in others)
-    assert [id(tensor) for tensor in moved.tensors] == [
-        *map(id, others),
-        *map(id, (*moved.soft_targets, *moved.prefixes)),
-    ]
-    assert moved.sizes == gathered(padded_batch()).sizes
-
-
-@pytest.mark.parametrize("bucket", BUCKETS)
-def test_filler_shares_its_target_with_no_other(bucket):
-    tokens = gathered(padded_batch(prompt=5))
-    count = len(tokens.targets)
-    soft = SoftTargets(torch.arange(3 * count).view(-1, 3), torch.rand(count, 3) / 3)
-    taught = replace(tokens, soft_targets=soft)
-    filled = taught.filled(BUCKETS[bucket] or tokens.sizes)
-    real, (ids, shares) = filled.weights == 1, filled.soft_targets
-    assert torch.equal(ids[real], soft.ids)
-    assert torch.equal(shares[real], soft.shares)
-    assert not shares[~real].any() and not ids[~real].any()
-    assert ids.dtype == torch.int64 and shares.dtype == torch.float32
-    assert filled.num_soft_targets == taught.num_soft_targets == 3
-    assert taught.first_token().soft_targets is None and taught.first_token(5).num_soft_targets == 5
-
-
-def test_tokens_without_soft_targets_have_none_after_any_change():
-    tokens = gathered(padded_batch())
-    for changed in (tokens, tokens.filled(BUCKETS["much larger"]), tokens.to("cpu"), tokens.first_token()):
-        assert changed.soft_targets is None and changed.num_soft_targets == 0

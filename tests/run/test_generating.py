@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from builders import make_sentences
+from builders import make_chats, make_sentences
 
 from sebp_edge import Personalizer
 from sebp_edge.engine.models.sampling import Sampling
@@ -13,21 +13,13 @@ from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.generating import _end_of
 
 
-def chats(count=20):
-    pairs = zip(make_sentences(count), make_sentences(count, seed=1), strict=True)
-    return [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in pairs
-    ]
-
-
 @pytest.mark.parametrize(
     ("texts", "chat_template", "is_chat"),
     [
         (make_sentences(20, seed=2), True, False),
-        (make_sentences(12, seed=2) + chats(11), False, False),
-        (make_sentences(11, seed=2) + chats(11), False, False),
-        (make_sentences(11, seed=2) + chats(12), False, True),
+        (make_sentences(12, seed=2) + make_chats(11), False, False),
+        (make_sentences(11, seed=2) + make_chats(11), False, False),
+        (make_sentences(11, seed=2) + make_chats(12), False, True),
         (
             [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
             *(True,) * 2,
@@ -36,7 +28,7 @@ def chats(count=20):
             [{"prompt": q, "completion": a} for q, a in zip(make_sentences(20), make_sentences(20, 1), strict=True)],
             *(False,) * 2,
         ),
-        (chats(3), False, True),
+        (make_chats(3), False, True),
     ],
     ids=["notes", "fewer chats", "as many", "more chats", "pairs as chats", "pairs", "sections"],
 )

@@ -68,3 +68,11 @@ def test_each_fold_chooses_without_its_test_documents_and_the_last_training_has_
     folds = sorted({phase for phase, _ in tried if phase.startswith("fold")})
     assert [(phase, rate) for phase, rate in tried if rate] == [(fold, rate) for fold in folds for rate in (LOW, HIGH)]
     assert max(rates_in(made, "all documents")) == result.record.recipe["learning_rate"] == HIGH
+
+
+@pytest.mark.slow
+def test_a_training_of_all_weights_tries_no_rate(model, notes, tmp_path):
+    made = personalizer(model, AdapterStore(tmp_path / "store"), recipe=RECIPE.replace(method="full"))
+    result = made.adapt(notes[30], activate_anyway=True)
+    assert not any(event.learning_rate for event in made.events if isinstance(event, Evaluated))
+    assert max(rates_in(made, "train")) == result.record.recipe["learning_rate"] == LOW

@@ -12,7 +12,7 @@ from sebp_edge.engine.sparse.patches.stops import _Checked
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import Paused
-from sebp_edge.events import StepDone
+from sebp_edge.events import MemoryPlanned, StepDone
 from sebp_edge.run.adaptation_job import Fixed, Resumed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
@@ -118,8 +118,8 @@ def test_the_plan_and_smaller_micro_batches_stay(model, notes, tmp_path, monkeyp
                 personalizer(model, store, THIRD_STEP, **options).adapt(notes[30], activate_anyway=True)
             (learner,) = checkpoint_of(store.jobs.get())["learners"].values()
             assert learner["max_rows"] < learner["prepared_rows"]
-            monkeypatch.setattr("sebp_edge.run.preparation.make_plan", None)  # nothing is planned again
-            _, result = resume(store)
+            resumed, result = resume(store)
+            assert not any(isinstance(event, MemoryPlanned) for event in resumed.events)
         else:
             result = personalizer(model, store, **options).adapt(notes[30], activate_anyway=True)
         found.append((bits(store), verdict(result)))

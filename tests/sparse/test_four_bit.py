@@ -5,45 +5,12 @@ import copy
 import pytest
 import torch
 from against_dense import loss_and_gradients, padded_batch
-from builders import batch_losses, make_llama
-from peft import LoraConfig, get_peft_model
-from torch import nn
+from builders import batch_losses, hoist
+from four_bits import four_bit_llama, lora_layers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import sparsify
-from sebp_edge.engine.models.lora import plain_projection
-from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.errors import SparsityError
-from sebp_edge.ops import QuantisedWeight
-
-bnb = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
-
-
-def in_4_bits(linear, compute_dtype, **changes):
-    """Returns the layer with its weight in bitsandbytes' 4 bits."""
-    options = {"quant_type": "nf4", "compute_dtype": compute_dtype} | changes
-    packed = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None, **options)
-    packed.load_state_dict(linear.state_dict())
-    return packed.to(linear.weight.device)  # packs them
-
-
-def four_bit_llama(compute_dtype=torch.float32, dtype=torch.float32, num_layers=2, sizes=None, **changes):
-    """Makes a tiny Llama with every projection in 4 bits, and an adapter on each."""
-    model = make_llama(attention_bias=True, num_hidden_layers=num_layers, **(sizes or {}))
-    for block in model.model.layers:
-        for part in (block.self_attn, block.mlp):
-            for name, layer in list(part.named_children()):
-                if type(layer) is nn.Linear:
-                    nn.init.normal_(layer.weight, std=0.2)
-                    part.add_module(name, in_4_bits(layer, compute_dtype, **changes))
-    model.to(dtype)
-    model.is_loaded_in_4bit = True
-    config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False)
-    return get_peft_model(model, config)
-
-
-def lora_layers(model):
-    return [module for module in model.modules() if hasattr(module, "lora_A")]
 
 
 def assert_close(found, expected, tolerance=2e-5):
@@ -51,24 +18,6 @@ def assert_close(found, expected, tolerance=2e-5):
     for name, truth in expected.items():
         assert truth.norm() > 0, name
         assert (found[name] - truth).norm() <= tolerance * truth.norm(), name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("quant_type", ["nf4", "fp4"])
-@pytest.mark.parametrize("compress_statistics", [True, False])
-def test_every_projection_is_plain_and_dequantises_to_its_packed_matrix(quant_type, compress_statistics):
-    model = four_bit_llama(quant_type=quant_type, compress_statistics=compress_statistics)
-    projections = [plain_projection(layer) for layer in lora_layers(model)]
-    assert len(projections) == 14
-    for projection, layer in zip(projections, lora_layers(model), strict=True):
-        assert isinstance(projection.weight, QuantisedWeight)
-        base = layer.base_layer
-        assert projection.weight.dtype == torch.float32
-        matrix = torch.empty(base.out_features, base.in_features)
-        projection.weight.dequantise(matrix)
-        # The layer's product with the identity gives the matrix.
-        bias = 0 if base.bias is None else base.bias
-        torch.testing.assert_close(matrix.T, base(torch.eye(base.in_features)) - bias, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_replaced_by_a_merge_are_used():
@@ -101,7 +50,7 @@ def test_hoisted_rows_train_like_peft():
     model, batch = four_bit_llama(), padded_batch()
     expected_loss, expected = loss_and_gradients(model, batch)
     model.zero_grad()
-    with Hoisted(model) as hoisted:
+    with hoist(model) as hoisted:
         loss = batch_losses(hoisted, batch).mean()
         loss.backward()
     torch.testing.assert_close(loss.detach(), expected_loss)
@@ -127,18 +76,11 @@ def test_weights_packed_for_inference_on_the_cpu_are_refused():
     model = four_bit_llama()
     attention = model.config._attn_implementation
     lora_layers(model)[9].base_layer.weight.quant_state.packing_format_for_cpu = True
-    for level in (sparsify, Hoisted):
+    for level in (sparsify, hoist):
         with pytest.raises(SparsityError, match=r"packed this model's 4-bit weights .* keep it in training mode"):
             level(model)
     assert not any("forward" in vars(module) for module in model.modules())
     assert model.config._attn_implementation == attention
-
-
-def test_a_layer_without_a_compute_dtype_is_plain_after_its_first_call():
-    model = four_bit_llama(compute_dtype=None)
-    assert not any(plain_projection(layer) for layer in lora_layers(model))
-    model(**padded_batch())
-    assert all(plain_projection(layer) for layer in lora_layers(model))
 
 
 class Dequantisations(TorchDispatchMode):
@@ -167,7 +109,7 @@ def test_blocks_that_hold_dequantised_weights_train_like_peft_and_dequantise_no_
     expected_loss, expected = loss_and_gradients(model, batch)
     results, numbers = [], []
     for dequantised_blocks in range(3):
-        with Hoisted(model, dequantised_blocks=dequantised_blocks, **options) as hoisted:
+        with hoist(model, dequantised_blocks=dequantised_blocks, **options) as hoisted:
             for _ in range(2):
                 loss, found, number = hoisted_gradients(model, hoisted, batch)
                 torch.testing.assert_close(loss, expected_loss)
@@ -188,7 +130,7 @@ def test_our_kernel_dequantises_nf4_in_training(quant_type, kernels):
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     model, batch = four_bit_llama(quant_type=quant_type, num_layers=1, sizes=sizes), padded_batch()
     expected_loss, expected = loss_and_gradients(model, batch)
-    with Hoisted(model) as hoisted:
+    with hoist(model) as hoisted:
         loss, found, number = hoisted_gradients(model, hoisted, batch)
     torch.testing.assert_close(loss, expected_loss)
     assert_close(found, expected)
@@ -198,7 +140,7 @@ def test_our_kernel_dequantises_nf4_in_training(quant_type, kernels):
 @pytest.mark.parametrize("change", ["merge", "in place"])
 def test_dequantised_weights_follow_a_change(change):
     model, batch = four_bit_llama(), padded_batch()
-    with Hoisted(model, dequantised_blocks=2) as hoisted:
+    with hoist(model, dequantised_blocks=2) as hoisted:
         before, _, _ = hoisted_gradients(model, hoisted, batch)
         if change == "merge":
             with pytest.warns(UserWarning, match="4-bit"):
@@ -217,7 +159,7 @@ def test_dequantised_weights_follow_a_change(change):
 @pytest.mark.parametrize("options", [{}, {"checkpoints": 1}], ids=str)
 def test_dequantised_weights_can_be_freed_without_a_change(options):
     model, batch = four_bit_llama(), padded_batch()
-    with Hoisted(model, dequantised_blocks=2, **options) as hoisted:
+    with hoist(model, dequantised_blocks=2, **options) as hoisted:
         loss, expected, number = hoisted_gradients(model, hoisted, batch)
         assert number == 0
         hoisted.free_dequantised()

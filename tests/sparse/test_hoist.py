@@ -3,20 +3,18 @@
 import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch, record_inputs, with_lora
-from builders import batch_losses, make_examples, make_llama, row_losses
+from builders import batch_losses, hoist, make_examples, make_llama, row_losses
 from model_families import MODELS
 from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
-from teachers import taught
+from teachers import losses_of, taught
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from sebp_edge.engine.sparse.hoist import Hoisted, rows_attention
-from sebp_edge.engine.sparse.rows.batches import Collator, pack
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import RowPlan, Sparsified
 
 
-@pairwise(family=MODELS.keys(), adapt=["full", "lora"], prompt=[5, 0], level=[Hoisted, Sparsified])
+@pairwise(family=MODELS.keys(), adapt=["full", "lora"], prompt=[5, 0], level=[hoist, Sparsified])
 def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, level):
     model = MODELS[family]().double()
     if adapt == "lora":
@@ -36,7 +34,7 @@ def test_an_example_never_depends_on_its_neighbour(family):
     model, batch = MODELS[family](), padded_batch(lengths=(9, 12, 7))
     plan = RowPlan.from_labels(batch["labels"])
     others = plan.loss_rows // batch["input_ids"].shape[1] != 1
-    with torch.no_grad(), Hoisted(model) as hoisted:
+    with torch.no_grad(), hoist(model) as hoisted:
         before = row_losses(hoisted, batch["input_ids"], plan)
         batch["input_ids"][1, :12] = torch.arange(100, 112)
         after = row_losses(hoisted, batch["input_ids"], plan)
@@ -48,7 +46,7 @@ def test_only_active_rows_are_computed():
     model, batch = make_llama(), padded_batch(prompt=5)
     plan = RowPlan.from_labels(batch["labels"])
     seen, in_last = [], []
-    with torch.no_grad(), Hoisted(model) as hoisted:
+    with torch.no_grad(), hoist(model) as hoisted:
         record_inputs(model.model.layers[0].mlp, seen)
         record_inputs(model.model.layers[1].mlp.up_proj, in_last)
         losses = row_losses(hoisted, batch["input_ids"], plan)
@@ -60,24 +58,15 @@ def test_only_active_rows_are_computed():
 
 
 def test_without_kernels_norms_and_mlps_are_the_models_own():
-    with Hoisted(make_llama()) as hoisted:
+    with hoist(make_llama()) as hoisted:
         assert hoisted._small_ops.replaced == []
 
 
 def test_a_model_whose_attention_is_not_causal_is_refused():
     model, batch = make_llama(), padded_batch()
     model.model.layers[1].self_attn.is_causal = False
-    with pytest.raises(SparsityError, match="Its attention is not causal"), Hoisted(model) as hoisted:
+    with pytest.raises(SparsityError, match="Its attention is not causal"), hoist(model) as hoisted:
         batch_losses(hoisted, batch)
-
-
-def test_attention_refuses_options_that_it_does_not_implement():
-    query = torch.randn(1, 2, 3, 4)
-    lengths = torch.tensor([0, 3], dtype=torch.int32)
-    with pytest.raises(SparsityError, match="does not support s_aux"):
-        rows_attention(None, query, query, query, None, cu_seq_lens_q=lengths, max_length_q=3, s_aux=torch.ones(2))
-    with pytest.raises(SparsityError, match="does not support an attention mask"):
-        rows_attention(None, query, query, query, torch.ones(1), cu_seq_lens_q=lengths, max_length_q=3)
 
 
 def test_a_model_with_absolute_positions_has_the_dense_losses():
@@ -85,17 +74,9 @@ def test_a_model_with_absolute_positions_has_the_dense_losses():
     batch = padded_batch()
     with torch.no_grad():
         expected = dense_losses(model, batch)
-        with Hoisted(model) as hoisted:
+        with hoist(model) as hoisted:
             found = batch_losses(hoisted, batch)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def losses_of(rows, examples):
-    """The losses of a micro-batch's loss rows, from hoisted rows or from the drop-in."""
-    if isinstance(rows, Hoisted):
-        return rows.row_losses(pack(examples))
-    batch = Collator(24, 2)(examples)
-    return rows.row_losses(batch.input_ids, batch.plan)
 
 
 # One caps its logits. Families otherwise differ below these, as above.
@@ -103,7 +84,7 @@ def losses_of(rows, examples):
 @pairwise(
     family=["llama", "gemma2"],
     adapt=["full", "lora"],
-    level=[Hoisted, Sparsified],
+    level=[hoist, Sparsified],
     ks=[(0, 20, 0, 3), (20, 20, 20, 20)],
 )
 def test_losses_and_gradients_with_teachers_are_the_dense_ones(family, adapt, level, ks):
@@ -136,7 +117,7 @@ def test_memory_options_do_not_change_what_is_learnt_of_teachers(options, tied):
     examples = taught(make_examples([11, 2, 24, 6], prompt=3), (7, 0, 20, 7))
     expected = dense_taught_losses(model, examples)
     expected_gradients = gradients(model, expected)
-    with Hoisted(model, **options) as rows:
+    with hoist(model, **options) as rows:
         found = losses_of(rows, examples)
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)

@@ -1,15 +1,11 @@
 """Trials leave gradients alone that fused adapters add to by themselves, in `main_grad`."""
 
-import random
-
 import pytest
 import torch
-from against_dense import with_adapter
-from builders import IGNORE, make_llama
+from against_dense import padded_batch, with_adapter
+from builders import hoist, make_llama
 
-from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.rows.batches import pack
-from sebp_edge.values.example import Example
+from sebp_edge.research import ActiveTokens, RowPlan
 
 
 @pytest.mark.slow
@@ -19,11 +15,10 @@ def test_a_trial_adds_nothing_to_main_grads(kernels, fused_modules):
     flat = torch.zeros(sum(parameter.numel() for parameter in trained))
     for parameter, part in zip(trained, flat.split([parameter.numel() for parameter in trained]), strict=True):
         parameter.main_grad = part.view_as(parameter)
-    draw = random.Random(4)
-    ids = [draw.randrange(60, 120) for _ in range(14)]
     # Rows without a loss, so that the last layer's trial runs.
-    tokens = pack([Example(ids, [IGNORE] * 6 + ids[6:], 0)])
-    with Hoisted(model) as hoisted:
+    batch = padded_batch(lengths=(14,), prompt=6)
+    tokens = ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+    with hoist(model) as hoisted:
         hoisted.row_losses(tokens).sum().backward()
         first = flat.clone()
         flat.zero_()

@@ -5,14 +5,9 @@ import os
 import stat
 
 import pytest
-from stored_adapter import FakeAdaptation, visible
+from stored_adapter import HERE, NOWHERE, FakeAdaptation, visible
 
-from sebp_edge import AdapterStore, Folder
-from sebp_edge.store.where import Where
-
-HERE = Where(
-    texts=((Folder("/home/anna/notes", include=("*.md",), exclude=("drafts/",)), Folder("/b")), (Folder("/c"),))
-)
+from sebp_edge import AdapterStore
 
 
 def where_file(store):
@@ -21,9 +16,9 @@ def where_file(store):
 
 def test_where_a_version_was_made_is_remembered_beside_it_and_moves_nowhere(store, record, tmp_path):
     first = store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
-    second = store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=Where())
+    second = store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=NOWHERE)
     store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-    assert store.adapter("mine").wheres() == {1: HERE, 2: Where()}
+    assert store.adapter("mine").wheres() == {1: HERE, 2: NOWHERE}
     store.adapter(second.name).remember_where(second.version, HERE)
     assert AdapterStore(tmp_path / "data").adapter("mine").wheres() == {1: HERE, 2: HERE}
     assert stat.S_IMODE(where_file(store).stat().st_mode) == 0o600
@@ -82,7 +77,7 @@ def test_a_full_disk_loses_at_most_where_a_version_was_made(store, record, monke
     with monkeypatch.context() as patch:
         patch.setattr("sebp_edge.store.where.write_atomically", full)
         assert store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE).active
-        store.adapter(first.name).remember_where(first.version, Where())
+        store.adapter(first.name).remember_where(first.version, NOWHERE)
         assert store.adapter("mine").wheres() == {1: HERE}
         store.adapter("mine").remove(1)
     # What was removed is not remembered, whatever it costs.

@@ -19,9 +19,8 @@ from statistics import fmean
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from notes_quality import notes
-
 import evidence
+from quality.notes_quality import notes
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.events import Event, StepDone
 from sebp_edge.machine.devices import pick_device

@@ -45,7 +45,7 @@ SOURCES = (
     "recipes/notes.toml",
     "recipes/ask.toml",
     *practice.FOLDER.glob("*.toml"),
-    general_texts.GENERAL,
+    general_texts.FOLDER / "questions.txt",
     know_people.TEST,
     know_people.__file__,
     quizzes.__file__,

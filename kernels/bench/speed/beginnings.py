@@ -53,12 +53,16 @@ def main(arguments: list[str] | None = None) -> None:
     config = LlamaConfig(vocab_size=320, **TINY) if options.tiny else known_config("llama-3.2-3b")
     torch.manual_seed(0)
     model = with_adapter(make_model(config, device))
-    batches = {notes: pack(questions_about(notes, config.vocab_size)) for notes in NOTES}
+    # One note and one step in each turn show that it runs.
+    notes_of_batches, turns, steps = ((1,), 1, 1) if options.tiny else (NOTES, TURNS, STEPS_PER_TURN)
+    batches = {notes: pack(questions_about(notes, config.vocab_size)) for notes in notes_of_batches}
     truths = {notes: gradients(model.float(), tokens) for notes, tokens in batches.items()}
     for parameter in model.parameters():
         if not parameter.requires_grad and not options.tiny:
             parameter.data = parameter.data.bfloat16()
-    rows = [evidence.show(measure(model, tokens, notes, truths[notes])) for notes, tokens in batches.items()]
+    rows = [
+        evidence.show(measure(model, tokens, notes, truths[notes], turns, steps)) for notes, tokens in batches.items()
+    ]
     evidence.record("beginnings", SOURCES, rows, options.record)
 
 
@@ -84,7 +88,9 @@ def questions_about(notes: int, vocabulary: int) -> list[Example]:
     ]
 
 
-def measure(model: nn.Module, tokens: ActiveTokens, notes: int, truth: list[Tensor]) -> dict:
+def measure(
+    model: nn.Module, tokens: ActiveTokens, notes: int, truth: list[Tensor], turns: int, steps_per_turn: int
+) -> dict:
     """The rows, errors and milliseconds of both steps; exits if the shared step is wrong."""
     device = next(model.parameters()).device
     shared = share_beginnings(tokens, on_gpu=True)
@@ -100,10 +106,10 @@ def measure(model: nn.Module, tokens: ActiveTokens, notes: int, truth: list[Tens
                     f"The shared step errs by {shared_error:.2g}, the unshared one by {unshared_error:.2g}."
                 )
             times = {"unshared": [], "shared": []}
-            for _ in range(WARM_UPS + TURNS):
+            for _ in range(WARM_UPS + turns):
                 for name, each in (("unshared", tokens), ("shared", shared)):
-                    steps = partial(training.steps, each, STEPS_PER_TURN)
-                    times[name].append(1e3 * seconds(steps, device) / STEPS_PER_TURN)
+                    steps = partial(training.steps, each, steps_per_turn)
+                    times[name].append(1e3 * seconds(steps, device) / steps_per_turn)
     unshared_ms, shared_ms = (median(times[name][WARM_UPS:]) for name in ("unshared", "shared"))
     return {
         "notes": notes,

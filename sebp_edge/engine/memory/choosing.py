@@ -70,9 +70,8 @@ def make_plan(
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
     chosen = candidates.with_dequantised_blocks(chosen, budget.size)
-    fulls = []
-    if recipe.is_plain_lora:
-        fulls = candidates.for_recipe(recipe.replace(method="full", learning_rate=recipe.middle_rate))
+    may_be_full = recipe.is_plain_lora
+    fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
     if target.rate is None:
         chosen, larger, smaller, full = (

@@ -102,6 +102,7 @@ class Decoder:
         max_rows: the most prompts that are decoded together.
         max_cache_bytes: the most bytes of their keys and values, by the config; one prompt may need more.
         max_kept_bytes: the most bytes of those that are kept between calls.
+        fill_tokens, max_filled_up: see FILL_TOKENS and MAX_FILLED_UP.
     """
 
     def __init__(
@@ -112,14 +113,15 @@ class Decoder:
         max_rows: int = MAX_ROWS,
         max_cache_bytes: int = MAX_CACHE_BYTES,
         max_kept_bytes: int = MAX_KEPT_BYTES,
+        fill_tokens: int = FILL_TOKENS,
+        max_filled_up: int = MAX_FILLED_UP,
         on_event: Sink = silent,
     ):
         self._model = without_adapter(model)  # whose layers keep the adapter
-        self._keeps = keeps
         self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
-        self._on_event = on_event
+        self._fill_tokens, self._max_filled_up, self._on_event = fill_tokens, max_filled_up, on_event
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
-        self._holds = False
+        self._keeps, self._holds = keeps, False
         self._forget()
 
     @property
@@ -363,8 +365,8 @@ class Decoder:
             rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
             begin = end
         longest = max(len(tokens) for tokens, start in rest)
-        fits_into_one = not self._is_on_cpu and len(rest) * longest <= FILL_TOKENS
-        most = longest if fits_into_one else MAX_FILLED_UP
+        fits_into_one = not self._is_on_cpu and len(rest) * longest <= self._fill_tokens
+        most = longest if fits_into_one else self._max_filled_up
         for at, (tokens, start) in enumerate(rest):
             if len(tokens) > most:
                 self._fill(at, [tokens], [start])
@@ -379,7 +381,7 @@ class Decoder:
             first: the first of the rows.
             starts: the position of each row's first token.
         """
-        size = max(1, FILL_TOKENS // len(tokens))
+        size = max(1, self._fill_tokens // len(tokens))
         for begin in range(0, max(map(len, tokens)), size):
             self._pass(first, [row[begin : begin + size] for row in tokens], [start + begin for start in starts])
             self._check()
@@ -402,7 +404,7 @@ class Decoder:
     def _fill_row(self, prompt: list[int], count: int) -> Tensor:
         """Computes the keys and values of a single prompt that are not kept; returns its last `count` logits."""
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
-        most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
+        most, found = FILL_TOKENS_CPU if self._is_on_cpu else self._fill_tokens, []
         size = 1 if is_replayed else most
         for begin in range(len(self._kept), len(prompt), size):
             tokens = prompt[begin : begin + size]

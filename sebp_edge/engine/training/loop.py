@@ -146,7 +146,9 @@ class Trainer:
                 try:
                     self._train_epoch(schedule)
                 except NonFiniteLoss:
-                    self._refuse_rate(schedule)
+                    if not self._can_go_on_at_another_rate(schedule):
+                        raise
+                    self._leave_out_rate(schedule)
                     continue
                 if is_late and not (schedule.learns_on or progress.best_epoch or progress.best_validation):
                     self._evaluate_start(schedule.validation)
@@ -175,12 +177,17 @@ class Trainer:
         elif progress.learning_rate != progress.tried[-1][0]:
             self.learner.plain.start_again(progress.best_state)
 
-    def _refuse_rate(self, schedule: Schedule) -> None:
-        """Goes on without a learning rate at which the training diverged, unless it is the only one that is left."""
+    def _can_go_on_at_another_rate(self, schedule: Schedule) -> bool:
+        """Whether the current epoch tries a learning rate, and another one was tried or is left to try."""
         progress = self.progress
+        if not self._is_trial(schedule):
+            return False
         tried = [*progress.tried, (self._rate_of(schedule), math.inf)]
-        if not self._is_trial(schedule) or not (progress.learning_rate or next_rate(self.recipe.learning_rates, tried)):
-            raise
+        return progress.learning_rate is not None or next_rate(self.recipe.learning_rates, tried) is not None
+
+    def _leave_out_rate(self, schedule: Schedule) -> None:
+        """Ends the epoch that tries a learning rate, since the training diverged."""
+        progress = self.progress
         self.pending.clear()
         progress.total_steps -= len(schedule.epochs[progress.epoch]) - progress.epoch_steps
         self._finish_epoch(schedule, progress.epoch + 1, math.inf)

@@ -77,11 +77,15 @@ def joplin_note(text: str) -> list[str | NotRead]:
     return [seen.text, not_read, *comments_not_read([seen])]
 
 
+# Where a blog cuts off its front page, or puts a table of contents; no words of the author's.
+_MARK_OF_BLOG = re.compile(r"<!--\s*(?:more|break|excerpt|truncate|toc)\s*-->", re.IGNORECASE)
+
+
 class Seen(NamedTuple):
     """What a person sees of a text.
 
     Attributes:
-        num_comments: how many comments it has.
+        num_comments: how many comments it has, without marks for a blog's program.
         is_cut: whether the last of them is never closed, and so hides the rest.
     """
 
@@ -113,4 +117,5 @@ def visible_text(text: str, app: str | None = None) -> Seen:
     comments: list[Edit] = [(begin, _BLANKS.match(text, end).end(), "") for begin, end in parts.comments]
     edits = [*comments, *entities(text, parts.code)]
     seen = read_marks(text, parts, edits) if read_marks else edit(text, edits, [])[0]
-    return Seen(seen, len(comments), parts.is_cut)
+    num_comments = sum(not _MARK_OF_BLOG.fullmatch(text[slice(*span)]) for span in parts.comments)
+    return Seen(seen, num_comments, parts.is_cut)

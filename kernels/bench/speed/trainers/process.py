@@ -59,7 +59,7 @@ def make_reference(job: Job) -> None:
     save_references(references(model, make_batch(max(job.batches), job), job.batches), job)
 
 
-def measure(arm: Arm, job: Job) -> Iterator[dict]:
+def measure(arm: Arm, job: Job, repeats: int = REPEATS) -> Iterator[dict]:
     """One row per batch: `status` is "ok", or the reason why there is no time."""
     model, expected = arm.load(job), read_references(job)
     for count in job.batches:
@@ -69,7 +69,7 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
             yield row | {"status": f"not run with more than {arm.max_texts} texts"}
             continue
         try:
-            row |= measure_batch(arm, model, batch, expected[count])
+            row |= measure_batch(arm, model, batch, expected[count], repeats)
         except torch.OutOfMemoryError:
             row |= {"status": "out of memory"}
         except Exception as error:
@@ -78,7 +78,7 @@ def measure(arm: Arm, job: Job) -> Iterator[dict]:
         yield row
 
 
-def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference) -> dict:
+def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference, repeats: int) -> dict:
     model.zero_grad(set_to_none=True)
     allowed = replace(reference.allowed, gradient_error=arm.leeway * reference.allowed.gradient_error)
     reference = replace(reference, allowed=allowed)
@@ -92,7 +92,7 @@ def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference
         wrong = reference.describe_error(found)
         if wrong is not None:
             return row | {"status": f"wrong: {wrong}"}
-        times = medians(time_steps(step, batch.input_ids.device, warm_ups=WARM_UPS, repeats=REPEATS))
+        times = medians(time_steps(step, batch.input_ids.device, warm_ups=WARM_UPS, repeats=repeats))
         row |= described(step.moments()) | {"trained_bytes": sum(each.nbytes for each in parameters)}
     peak = None if times.peak_bytes is None else times.peak_bytes / 2**30
     return row | {"status": "ok", "step_ms": 1e3 * times.step, "peak_gib": peak}

@@ -281,7 +281,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
         examples = _of(examples, lessons.last.trained if lessons.last else ())
     schedules = []
     for split in splits:
-        tries = 1 if learns_on or not split.validation else len(recipe.learning_rates)
+        tries = len(recipe.learning_rates) if recipe.method == "lora" and split.validation and not learns_on else 1
         epochs = batches(split.train, epochs=recipe.epochs)
         schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on, tries=tries))
     if len(splits) != 1 or recipe.refits:

@@ -1,0 +1,72 @@
+"""Devices: which one is chosen, what it computes in, and what is said of the others."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sebp_edge import Recipe
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.errors import MachineError, OptionError
+from sebp_edge.machine import devices
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_weights_are_bf16_if_the_gpu_supports_it(machine, bf16, expected):
+    machine.has_gpus(1, bf16=bf16)
+    assert devices.pick_dtype(torch.device("cuda")) is expected
+    assert devices.lacks_bf16(torch.device("cuda")) is not bf16
+    assert devices.pick_dtype(CPU) is torch.float32
+
+
+def test_4_bits_on_an_unsupported_device_are_refused(two_layer_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__spec__="installed"))
+    with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):
+        load_base_model(resolve(two_layer_folder), Recipe.load("notes").replace(load_in_4bit=True), torch.device("mps"))
+
+
+def test_the_best_device_is_chosen_and_an_unusable_one_refused(machine):
+    machine.has_gpus(0)
+    assert devices.pick_device() == CPU
+    for wanted in ("cuda", "cpu:1", "cuda:0"):
+        with pytest.raises(MachineError, match="choose from cpu"):
+            devices.pick_device(wanted)
+    for wanted in ("tpu", "cpu:x", "cpu:", "cpu:²", "", 0):
+        with pytest.raises(OptionError, match=r"^Unknown device .*; choose from cpu"):
+            devices.pick_device(wanted)
+    machine.has_gpus(2)
+    assert devices.pick_device() == torch.device("cuda")
+    assert devices.pick_device("cuda:1") == torch.device("cuda:1")
+    assert devices.pick_device("cpu") == CPU
+    with pytest.raises(MachineError, match="choose from cuda, cpu"):
+        devices.pick_device("cuda:2")
+
+
+def test_a_cuda_build_without_a_driver_is_reported(machine):
+    machine.has_gpus(0, cuda=None)
+    assert devices.driver_problem() is None
+    machine.has_gpus(0)
+    assert "built for CUDA 13.0 but finds no usable NVIDIA driver" in devices.driver_problem()
+    machine.has_gpus(1)
+    assert devices.driver_problem() is None
+
+
+def test_a_training_on_one_of_several_gpus_says_how_to_use_the_others(machine):
+    machine.has_gpus(2)
+    assert devices.unused_gpus(CPU) is None
+    assert "One of 2 GPUs is used, cuda:1; choose another by device='cuda:0'" in devices.unused_gpus(
+        torch.device("cuda:1")
+    )
+    machine.has_gpus(1)
+    assert devices.unused_gpus(torch.device("cuda")) is None
+
+
+def test_measuring_the_machine_leaves_the_random_state_unchanged():
+    before = torch.get_rng_state()
+    assert devices.matmul_rate(CPU, torch.float32) > 1e6
+    assert torch.equal(torch.get_rng_state(), before)
+    assert 0 < devices.free_memory(CPU) <= devices.total_memory(CPU)
