@@ -61,12 +61,12 @@ class Vocabulary:
     def beginnings(self, most: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the tokens in the order of their bytes, int64 [known], and where in it those are that begin alike.
 
-        For each token and its first 1 to `most` bytes: where the tokens with these begin, and how many they are, int64
+        For each token and its first 1 to `most` bytes: where the tokens with these begin, and how many they are, int32
         [vocabulary, most]; none if it has fewer bytes.
         """
         first = np.array(self._sorted, dtype=f"S{most}").view(np.uint8).reshape(-1, most)
         sizes, places = np.array([len(found) for found in self._sorted]), np.arange(len(first))
-        begins, counts = (np.zeros((len(self._bytes), most), dtype=np.int64) for _ in range(2))
+        begins, counts = (np.zeros((len(self._bytes), most), dtype=np.int32) for _ in range(2))
         is_new = places == 0
         for at in range(most):
             is_long = sizes > at
