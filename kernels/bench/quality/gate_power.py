@@ -50,7 +50,7 @@ def plans() -> Iterator[Plan]:
     for documents in (20, 40, 70, 100, 150):
         test, validation = max(5, documents * 15 // 100), max(4, documents // 10)
         yield Plan(documents, 1, documents - test - validation, test)
-        for folds in (3, 4, 5, 8):
+        for folds in (3, 4, 5, 6, 8):
             held_out = documents / folds
             yield Plan(documents, folds, round(documents - 2 * held_out), round(held_out))
 
