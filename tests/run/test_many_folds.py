@@ -87,11 +87,24 @@ def test_a_version_in_folds_is_compared_with_one_in_a_split(make_quick, folds):
     assert result.learnt_on_from is None and result.compared_with == 1 and result.verdict != "not comparable"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [0, 100])
+def test_a_version_without_a_document_has_the_splits_of_the_one_before(make_quick, folds, most):
+    folds(most)
+    made = make_quick()
+    made.adapt(NOTES[:24], activate_anyway=True)
+    before = roles(made.store)
+    folds(100)
+    made.forget(["5"], NOTES[:24], activate_anyway=True)
+    assert roles(made.store, 2) == [*before[:4], *before[5:]]
+
+
 def test_on_a_cpu_there_is_one_split_if_folds_would_take_long(make_quick, monkeypatch):
     made = make_quick()
     assert [part.name for part in made.inspect(NOTES[:24]).split] == PHASES[:6]
     monkeypatch.setattr("sebp_edge.run.time_for_folds.MOST_SECONDS", 1e-6)
     assert [part.name for part in made.inspect(NOTES[:24]).split] == ["train", "validation", "test"]
+    assert "judged in 6 folds" in made.plan(NOTES[:24], gpu="24GB").chosen.description
     made.adapt(NOTES[:24], activate_anyway=True)
     assert phases(made)[0] == "train"
 
