@@ -1,13 +1,19 @@
 """From 20 documents on, six folds are judged if there is time, through later versions, stops and earlier stores."""
 
+from dataclasses import replace
+
 import pytest
-from learnt import NOTES, of_kind, roles
+from builders import dataset_of, make_examples
+from learnt import NOTES, RECIPE, of_kind, roles
 from paused_jobs import at_step, bits, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore
+from sebp_edge.engine.memory.seconds import OVERHEAD_CPU
+from sebp_edge.engine.sparse.rows.schedule import make_schedules
 from sebp_edge.errors import Paused
 from sebp_edge.events import MemoryPlanned, TrainingStarted
-from sebp_edge.run.time_for_folds import most_tokens
+from sebp_edge.lessons.splits import draw_splits
+from sebp_edge.run.time_for_folds import MOST_SECONDS, RATE, most_tokens
 
 pytestmark = [pytest.mark.usefixtures("unassessed", "folds")]
 PHASES = [*(f"fold {number}" for number in range(1, 7)), "all documents"]
@@ -109,12 +115,19 @@ def test_on_a_cpu_there_is_one_split_if_folds_would_take_long(make_quick, monkey
     assert phases(made)[0] == "train"
 
 
-def test_the_time_of_folds_grows_with_the_model_and_the_epochs_and_is_no_limit_on_a_gpu(make_quick):
-    recipe = make_quick().recipe
-    once = most_tokens(recipe, 10**8, on_gpu=False)
-    assert most_tokens(recipe, 2 * 10**8, on_gpu=False) == once / 2
-    assert most_tokens(recipe.replace(epochs=2 * recipe.epochs), 10**8, on_gpu=False) < once
-    assert most_tokens(recipe.replace(learning_rate=(1e-4, 1e-3)), 10**8, on_gpu=False) < once
+@pytest.mark.parametrize("epochs", [1, 4])
+@pytest.mark.parametrize("rates", [1e-3, (1e-3, 2e-3)])
+def test_the_time_of_folds_is_that_of_their_schedules_and_no_limit_on_a_gpu(epochs, rates):
+    recipe = RECIPE.replace(epochs=epochs, learning_rate=rates)
+    dataset = dataset_of(make_examples(36 * [50]))
+    schedules = make_schedules(
+        replace(dataset, draw=draw_splits(dataset.draw.fingerprints, 0, most_in_folds=100)), recipe, seed=0
+    )
+    assert len(schedules) == 7
+    passes = sum(2 * each.num_tokens + each.num_evaluated[1] for each in schedules)
+    tokens = most_tokens(recipe, 10**8, on_gpu=False)
+    operations = tokens * passes / dataset.num_tokens * 2 * 10**8
+    assert OVERHEAD_CPU * operations / RATE == pytest.approx(MOST_SECONDS)
     assert most_tokens(recipe, 10**12, on_gpu=True) == float("inf")
 
 
