@@ -10,7 +10,7 @@ from sebp_edge.values.remembered import MANY_FOLDS
 MOST_IN_FOLDS = 100
 # On a CPU, the trainings in folds may take so many seconds at this rate of floating-point operations per second, about
 # that of two cores. A measured rate would not be the same each time, and so a draw would not.
-MOST_SECONDS, RATE = 300, 50e9
+MOST_SECONDS, RATE = 120, 50e9
 
 
 def most_tokens(recipe: Recipe, parameters: int, *, on_gpu: bool) -> float:
