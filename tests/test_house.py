@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_623
+MAX_LINES = 50_731
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_593,
     "ask": 1_048,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_901,
     "engine": 9,
-    "engine.memory": 1_649,
+    "engine.memory": 1_653,
     "engine.models": 4_664,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
@@ -71,14 +71,14 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse.rows": 1_223,
     "engine.training": 4_183,
     "export": 1_969,
-    "lessons": 2_245,
+    "lessons": 2_285,
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_463,
+    "run": 5_508,
     "serve": 3_008,
-    "store": 2_777,
-    "values": 1_830,
+    "store": 2_779,
+    "values": 1_847,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

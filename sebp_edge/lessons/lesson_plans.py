@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sebp_edge.lessons.split_history import match
 from sebp_edge.values.draw import Draw, Fingerprint
 from sebp_edge.values.lessons import Lesson, Lessons
-from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, ROLES, TEST, TRAIN, VALIDATION, SplitHistory
+from sebp_edge.values.remembered import FOLD_ROLES, ROLES, TEST, TRAIN, VALIDATION, SplitHistory
 
 # Documents that are replayed for each new or changed one.
 REPLAY = 1
@@ -53,11 +53,12 @@ def plan_lessons(
         number: _Use(None if own is None else known[own].role, frozenset(known[index].role for index in relatives))
         for number, own, relatives in zip(current, matches.unchanged, matches.relatives, strict=True)
     }
-    sides, seen = draw.sides(), _SEEN[draw.kind]
     # A version has a judged state for each split if it has used documents so.
-    judges = {"split": {TEST}, "folds": {*FOLD_ROLES}, "none": set()}[draw.kind]
-    if judges.isdisjoint(document.role for document in known):
+    is_split = any(document.role == TEST for document in known)
+    if draw.kind == "none" or (draw.kind == "split") != is_split or draw.num_folds != history.num_folds:
         return None
+    sides = draw.sides()
+    seen = [({TRAIN}, {VALIDATION})] if is_split else [_fold_roles(fold, len(sides)) for fold in range(len(sides))]
     if any(_has_seen(each, uses, trained, validated) for each, (trained, validated) in zip(sides, seen, strict=True)):
         return None
     unknown = {number for number, use in uses.items() if number not in learnt or use.own is None}
@@ -97,13 +98,10 @@ def plan_lessons(
     )
 
 
-def _fold_roles(fold: int) -> tuple[set[str], set[str]]:
-    validation = FOLD_ROLES[(fold + 1) % NUM_FOLDS]
+def _fold_roles(fold: int, num_folds: int) -> tuple[set[str], set[str]]:
+    """Returns the roles of what a fold's judged state was trained on, and of the documents that chose its epoch."""
+    validation = FOLD_ROLES[(fold + 1) % num_folds]
     return {TRAIN, *FOLD_ROLES} - {FOLD_ROLES[fold], validation}, {validation}
-
-
-# The roles of the documents that each judged state was trained on, and of those that chose its epoch.
-_SEEN = {"split": [({TRAIN}, {VALIDATION})], "folds": [_fold_roles(fold) for fold in range(NUM_FOLDS)], "none": []}
 
 
 def _has_seen(sides: Mapping[int, str], uses: Mapping[int, _Use], trained: set[str], validated: set[str]) -> bool:

@@ -1,8 +1,8 @@
 """Splits documents into train, validation and test splits.
 
 The validation split selects the best state. The test split decides whether to keep the result, and is never trained on.
-Few documents are split into folds, so that each document is in the test split of one fold. If there are fewer still,
-all are trained on and nothing can be judged.
+Few documents are split into folds, so that each document is in the test split of one fold; more documents too if there
+is time for it. If there are fewer still, all are trained on and nothing can be judged.
 
 Clusters of near-duplicates are drawn, not documents. A document keeps the side that it had in earlier versions of the
 adapter, an edited copy of it takes that side too, and new documents fill the quotas. Documents that connect two sides
@@ -17,7 +17,17 @@ from hashlib import blake2b
 from sebp_edge.lessons.near_duplicates import Clusters, find_clusters
 from sebp_edge.lessons.split_history import Matches, match
 from sebp_edge.values.draw import MIN_CLUSTERS, Draw, Fingerprint
-from sebp_edge.values.remembered import FOLD_ROLES, NUM_FOLDS, TEST, TRAIN, VALIDATION, Remembered, SplitHistory
+from sebp_edge.values.remembered import (
+    FEW_FOLDS,
+    FOLD_ROLES,
+    MANY_FOLDS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Remembered,
+    SplitHistory,
+    num_folds,
+)
 
 FOLDS_BELOW = 20
 # The least clusters in a split; the quotas are larger.
@@ -25,7 +35,12 @@ _MIN_TEST, _MIN_VALIDATION = 5, 4
 
 
 def draw_splits(
-    current: Mapping[int, Fingerprint], seed: int, history: SplitHistory | None = None, *, keeps: bool = False
+    current: Mapping[int, Fingerprint],
+    seed: int,
+    history: SplitHistory | None = None,
+    *,
+    keeps: bool = False,
+    most_in_folds: int = 0,
 ) -> Draw:
     """Draws the splits of documents; the result does not depend on their numbers.
 
@@ -35,6 +50,7 @@ def draw_splits(
         history: the history of the version before, with fingerprints of the same salt; without documents, or None, for
             the first version.
         keeps: whether all documents keep their sides, however few are left on one.
+        most_in_folds: up to how many clusters are split into folds though they are enough for a split.
     """
     fingerprints = list(current.values())
     remembered = history.documents if history else ()
@@ -49,10 +65,13 @@ def draw_splits(
         split = {own: side or TRAIN for own, side in split_before.items()}
     elif roles & {*FOLD_ROLES}:
         fold = {own: side for own, side in fold_before.items() if side is not None}
-    elif len(split_before) >= FOLDS_BELOW:
+    elif len(split_before) >= FOLDS_BELOW and not FOLDS_BELOW <= len(fold_before) <= most_in_folds:
         split = _draw_split(split_before, Counter(clusters.cluster_of))
+    elif len(split_before) >= FOLDS_BELOW:
+        large = _large(Counter(clusters.cluster_of))
+        fold = _draw_folds({own: side for own, side in fold_before.items() if own not in large}, MANY_FOLDS)
     elif len(fold_before) >= MIN_CLUSTERS:
-        fold = _draw_folds(fold_before)
+        fold = _draw_folds(fold_before, FEW_FOLDS)
 
     documents = []
     for fingerprint, own in zip(fingerprints, clusters.cluster_of, strict=True):
@@ -108,9 +127,7 @@ def _draw_split(before: Mapping[int, str | None], sizes: Counter) -> dict[int, s
         TEST: (_MIN_TEST, min(200, max(_MIN_TEST, len(before) * 15 // 100))),
         VALIDATION: (_MIN_VALIDATION, min(100, max(_MIN_VALIDATION, len(before) // 10))),
     }
-    # A cluster with more than a tenth of the documents would be most of a split.
-    num_documents = sizes.total()
-    large = {own for own in before if 10 * sizes[own] > num_documents}
+    large = _large(sizes)
     split = dict.fromkeys(before, TRAIN)
     for name, (_, quota) in quotas.items():
         # There are more if most documents were removed, but not those of this split.
@@ -127,9 +144,22 @@ def _draw_split(before: Mapping[int, str | None], sizes: Counter) -> dict[int, s
     return split
 
 
-def _draw_folds(before: Mapping[int, int | None]) -> dict[int, int]:
-    """Returns the folds that test the clusters, which are in the order of the draw, with the folds that they had."""
-    clusters_of = [[own for own in before if before[own] == fold] for fold in range(NUM_FOLDS)]
+def _large(sizes: Counter) -> set[int]:
+    """Returns the clusters with more than a tenth of the documents, which would be most of a split or fold."""
+    return {own for own, size in sizes.items() if 10 * size > sizes.total()}
+
+
+def _draw_folds(before: Mapping[int, int | None], number: int) -> dict[int, int]:
+    """Returns the folds that test the clusters.
+
+    Args:
+        before: the clusters in the order of the draw, with the folds that they had; all are drawn again if these were
+            of another number.
+        number: the number of folds.
+    """
+    if num_folds({*before.values()} - {None}) != number:
+        before = dict.fromkeys(before)
+    clusters_of = [[own for own in before if before[own] == fold] for fold in range(number)]
     for own in before:
         if before[own] is None:
             min(clusters_of, key=len).append(own)

@@ -92,7 +92,7 @@ def adapt_again(
             f"use {record.model!r}."
         )
     history = job.history(place.adapter, remaining.history)
-    preparation = TrainingPreparation(call, job.same_texts(remaining.reading, call), history)
+    preparation = TrainingPreparation(call, job.same_texts(remaining.reading, call), history, keeps_kind=True)
     call.job.begin()
     options = Options(activate_anyway=activate_anyway)
     return Adapting(preparation, place, options, job, compares=False).run()

@@ -85,7 +85,9 @@ class TrainingPreparation(Preparation):
         if planned is not None and has_own_tokenizer(self.call.reference):
             prepared = planned.prepared
         else:
-            prepared = self._prepare(base.tokenizer, longest_sequence(base.model))
+            prepared = self._prepare(
+                base.tokenizer, longest_sequence(base.model), base.num_parameters, on_gpu=self.call.on_gpu
+            )
         data = prepared.dataset
         refuse_unlearnable(data, len(self.reading.documents), base.tokenizer)
         refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in data.all_examples))

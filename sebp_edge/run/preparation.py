@@ -1,5 +1,6 @@
 """Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory. Imports no torch."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -16,18 +17,19 @@ from sebp_edge.lessons.general_probe import encode_probe
 from sebp_edge.lessons.learnable import refuse_unlearnable
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.lessons.split_history import take_fingerprints
-from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.run.call import Call
 from sebp_edge.run.conditions import Conditions
 from sebp_edge.run.start import StartingPoint, latest_history
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
+from sebp_edge.run.time_for_folds import MOST_IN_FOLDS, most_tokens
 from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
 from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.draw import Draw
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import TEST, SplitHistory
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
-TESTED_IN_TURN = f"has learnt from each of its documents, and from {FOLDS_BELOW} on some are kept for tests alone"
+TESTED_IN_TURN = "has learnt from each of its documents in turn, and so many documents are split otherwise for tests"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Preparation:
     Args:
         earlier: the splits of earlier versions, which stay, and the salt of what is remembered of documents.
         keeps_splits: whether all documents have splits already.
+        keeps_kind: whether documents that were in one split are not put into folds.
 
     Attributes:
         recipe: the recipe; with the values of the version that is learnt on from where it leaves them open.
@@ -62,10 +65,16 @@ class Preparation:
     """
 
     def __init__(
-        self, call: Call, reading: Reading, earlier: SplitHistory | None = None, *, keeps_splits: bool = False
+        self,
+        call: Call,
+        reading: Reading,
+        earlier: SplitHistory | None = None,
+        *,
+        keeps_splits: bool = False,
+        keeps_kind: bool = False,
     ):
         self.call, self.reading, self.recipe = call, reading, call.recipe
-        self._drawing = Drawing(call.seed, earlier or SplitHistory(), keeps_splits)
+        self._earlier, self._keeps_splits, self._keeps_kind = earlier or SplitHistory(), keeps_splits, keeps_kind
         self.active: TextsComparison | None = None
         self._starting_point, self._sync = StartingPoint(), False
 
@@ -91,7 +100,7 @@ class Preparation:
             self.recipe = start.fill_in(self.recipe)
             if self.recipe.questions:
                 self._starting_point = StartingPoint(active, obstacle=LEARNT_TOGETHER)
-            elif len(start.states) > 1 and self._has_enough_for_tests():
+            elif len(start.states) > 1 and self._draw_without_model().num_folds != len(start.states):
                 self._starting_point = StartingPoint(active, obstacle=TESTED_IN_TURN)
 
     def _point_at(self, active: TextsComparison | None) -> StartingPoint:
@@ -102,15 +111,23 @@ class Preparation:
         """Says why the training does not begin at the active version; empty if that is not known yet."""
         return self._starting_point.summary
 
-    def _has_enough_for_tests(self) -> bool:
-        """Whether the documents get one split instead of folds, told without the model's tokenizer."""
-        texts, drawing = dict(enumerate(each.own_text for each in self.reading.documents)), self._drawing
-        fingerprints = take_fingerprints(texts, drawing.earlier.salt, self.call.progress)
-        return draw_splits(fingerprints, drawing.seed, drawing.earlier, keeps=drawing.keeps).kind == "split"
+    def _draw_without_model(self) -> Draw:
+        """Draws the splits without the model's tokenizer, which tells what is empty, and how long folds would take."""
+        texts = dict(enumerate(each.own_text for each in self.reading.documents))
+        return self._drawing().draw(take_fingerprints(texts, self._earlier.salt, self.call.progress))
+
+    def _drawing(self, most_tokens: float = math.inf) -> Drawing:
+        recipe, start = self.recipe, self._starting_point.start
+        stays = self._keeps_kind or (start is not None and len(start.states) == 1)
+        is_split = stays and any(document.role == TEST for document in self._earlier.known)
+        # A quiz is about test documents, and the judged states of all folds would be whole models.
+        most = 0 if is_split or recipe.questions or recipe.method != "lora" else MOST_IN_FOLDS
+        return Drawing(self.call.seed, self._earlier, self._keeps_splits, most, most_tokens)
 
     def read_dataset(self, conditions: Conditions) -> Prepared:
         """Returns the dataset for a model that is not loaded."""
-        return self._prepare(conditions.tokenizer, conditions.shape.longest)
+        shape = conditions.shape
+        return self._prepare(conditions.tokenizer, shape.longest, shape.parameters, on_gpu=conditions.target.on_gpu)
 
     def plan(self, conditions: Conditions, prepared: Prepared | None = None) -> PlannedTraining:
         """Plans a training within the budget, or else within the free memory; loads no model.
@@ -151,10 +168,11 @@ class Preparation:
         lessons = prepared.starting_point.lessons
         return self.call.progress.run(lambda: make_schedules(prepared.dataset, self.recipe, self.call.seed, lessons))
 
-    def _prepare(self, tokenizer, longest: int | None) -> Prepared:
+    def _prepare(self, tokenizer, longest: int | None, parameters: int, *, on_gpu: bool) -> Prepared:
         recipe, seed = self.recipe, self.call.seed
         encoder = partial(encode_practice, seed=seed) if recipe.questions else encode
-        dataset = make_dataset(self.reading, tokenizer, recipe, longest, self._drawing, self.call.progress, encoder)
+        drawing = self._drawing(most_tokens(recipe, parameters, on_gpu=on_gpu))
+        dataset = make_dataset(self.reading, tokenizer, recipe, longest, drawing, self.call.progress, encoder)
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)
         return Prepared(dataset, self._starting_point.with_lessons(dataset.draw, self.recipe, seed, sync=self._sync))

@@ -16,9 +16,9 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.salt import salt_of
 from sebp_edge.store.saved import DOCUMENTS
-from sebp_edge.values.remembered import NUM_FOLDS, ROLES, SKETCH_SIZE, SPLITS
+from sebp_edge.values.remembered import FEW_FOLDS, MANY_FOLDS, ROLES, SKETCH_SIZE, SPLITS
 
-_FORMAT = 3
+_FORMAT, _FORMAT_OF_MANY_FOLDS = 3, 4
 # Those before had a column for each value. Their numbers were packed in base64, and choices in one character each.
 _PACKED_FORMATS = (1, 2)
 _PACKED_SPLITS = ("train", "validation", "test")
@@ -97,7 +97,9 @@ class DocumentList:
     def to_text(self) -> str:
         """Returns the content of the file, with one line for each document."""
         documents = ",\n".join(json.dumps(vars(document)) for document in self.documents)
-        return f'{{"format": {_FORMAT}, "salt": "{self.salt.hex()}", "documents": [\n{documents}\n]}}\n'
+        has_many = any((document.drawn_fold or 0) >= FEW_FOLDS for document in self.documents)
+        number = _FORMAT_OF_MANY_FOLDS if has_many else _FORMAT
+        return f'{{"format": {number}, "salt": "{self.salt.hex()}", "documents": [\n{documents}\n]}}\n'
 
     @classmethod
     def read(cls, folder: Path, store_salt: bytes = b"") -> "DocumentList | None":
@@ -105,14 +107,14 @@ class DocumentList:
         path = folder / DOCUMENTS
         try:
             values = read_json(path, _MAX_BYTES)
-            if type(values["format"]) is int and values["format"] > _FORMAT:
+            if type(values["format"]) is int and values["format"] > _FORMAT_OF_MANY_FOLDS:
                 raise AdapterError(
                     f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads up "
-                    f"to format {_FORMAT}. Upgrade sebp-edge."
+                    f"to format {_FORMAT_OF_MANY_FOLDS}. Upgrade sebp-edge."
                 )
             if values["format"] in _PACKED_FORMATS:
                 values = _unpack(values, store_salt)
-            elif values["format"] != _FORMAT:
+            elif values["format"] not in (_FORMAT, _FORMAT_OF_MANY_FOLDS):
                 raise ValueError("format")
             return cls(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
         except FileNotFoundError:
@@ -135,7 +137,7 @@ def _document(values: dict) -> KnownDocument:
         and document.split in (None, *ROLES)
         and type(document.absent) is bool
         and document.drawn_split in (None, *SPLITS)
-        and document.drawn_fold in (None, *range(NUM_FOLDS))
+        and document.drawn_fold in (None, *range(MANY_FOLDS))
         and len(document.sketch) == min(document.num_shingles, SKETCH_SIZE)
         and all(map(_is_count, document.sketch))
     ):

@@ -126,7 +126,7 @@ class Dataset:
         return Outlines(*([example.outline(next(numbers)) for example in part] for part in parts))
 
     def splits(self) -> list[Split]:
-        """Returns one split, three folds, or nothing if nothing can be judged (see `Draw.splits`)."""
+        """Returns one split, one for each fold, or nothing if nothing can be judged (see `Draw.splits`)."""
         general = self.outlines.general
         return [replace(split, train=split.train + general) for split in self.draw.splits(self.outlines.own)]
 

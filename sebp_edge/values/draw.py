@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sebp_edge.errors import TextsError
 from sebp_edge.values.example import Outline
-from sebp_edge.values.remembered import NUM_FOLDS, SPLITS, TEST, TRAIN, VALIDATION, Shingles, SplitHistory
+from sebp_edge.values.remembered import SPLITS, TEST, TRAIN, VALIDATION, Shingles, SplitHistory, num_folds
 
 MIN_CLUSTERS = 6
 MIN_TOKENS = 300
@@ -60,7 +60,7 @@ class Draw:
         return "split" if self.split_of else "folds" if self.fold_of else "none"
 
     def splits(self, examples: list[Outline]) -> list[Split]:
-        """Returns one split, three folds, or nothing if nothing can be judged.
+        """Returns one split, one for each fold, or nothing if nothing can be judged.
 
         Raises:
             TextsError: there are too few tokens to train on.
@@ -80,8 +80,13 @@ class Draw:
         """Returns the split that each document is in, for each of the splits."""
         if self.split_of:
             return [self.split_of]
-        return [self._splits_in(fold) for fold in range(NUM_FOLDS) if self.fold_of]
+        return [self._splits_in(fold) for fold in range(self.num_folds)]
+
+    @property
+    def num_folds(self) -> int:
+        """The number of folds; 0 without folds."""
+        return num_folds(self.fold_of.values())
 
     def _splits_in(self, fold: int) -> dict[int, str]:
-        name_of = {fold: TEST, (fold + 1) % NUM_FOLDS: VALIDATION}
+        name_of = {fold: TEST, (fold + 1) % self.num_folds: VALIDATION}
         return {document: name_of.get(self.fold_of.get(document), TRAIN) for document in self.cluster_of}

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 # The number of shingles in a sketch.
 SKETCH_SIZE = 64
-NUM_FOLDS = 3
+# With few documents, and with more.
+FEW_FOLDS, MANY_FOLDS = 3, 6
 SPLITS = TRAIN, VALIDATION, TEST = "train", "validation", "test"
-FOLD_ROLES = tuple(f"fold {fold + 1}" for fold in range(NUM_FOLDS))
+FOLD_ROLES = tuple(f"fold {fold + 1}" for fold in range(MANY_FOLDS))
 ROLES = (*SPLITS, *FOLD_ROLES)
 
 
@@ -67,6 +68,12 @@ class SplitHistory:
         """The documents that this version knows."""
         return tuple(document for document in self.documents if document.role is not None)
 
+    @property
+    def num_folds(self) -> int:
+        """The number of folds in which this version was judged; 0 if it was not in folds."""
+        folds = {FOLD_ROLES.index(document.role) for document in self.known if document.role in FOLD_ROLES}
+        return num_folds(folds)
+
     def all_trained_on(self) -> "SplitHistory":
         """Returns the history of a version that may have been trained on all its documents; their splits stay."""
         documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
@@ -83,3 +90,8 @@ class SplitHistory:
         keys = {document.key for document in known}
         others = [document for document in self.documents if document.role is not None or document.key not in keys]
         return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)
+
+
+def num_folds(drawn: Collection[int]) -> int:
+    """Returns how many folds there are if these were drawn; 0 if none was."""
+    return 0 if not drawn else MANY_FOLDS if max(drawn) >= FEW_FOLDS else FEW_FOLDS

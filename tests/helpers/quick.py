@@ -16,6 +16,8 @@ SHORT_ASSESSMENT = {
     "sebp_edge.ask.general_texts.MAX_ITEMS": 2,
     "sebp_edge.run.assessment.COPIED_TOKENS": 200,
     "sebp_edge.run.samples.SAMPLING": replace(samples.SAMPLING, max_new_tokens=2),
+    # Else most adaptations would take six trainings and more; tests of folds set it.
+    "sebp_edge.run.preparation.MOST_IN_FOLDS": 0,
     # Else a busy machine, on which all of it takes seconds, prints lines that no test expects.
     "sebp_edge.cli.progress.SECONDS_BETWEEN_LINES": 3600,
 }

@@ -15,8 +15,8 @@ def fingerprints(texts):
     return take_fingerprints(texts if isinstance(texts, dict) else dict(enumerate(texts)), b"salt")
 
 
-def draw(texts, history=None) -> Draw:
-    return draw_splits(fingerprints(texts), 0, history)
+def draw(texts, history=None, most_in_folds=0) -> Draw:
+    return draw_splits(fingerprints(texts), 0, history, most_in_folds=most_in_folds)
 
 
 def test_the_test_documents_of_a_split_are_unseen():
@@ -25,9 +25,12 @@ def test_the_test_documents_of_a_split_are_unseen():
     assert find_unseen(drawn.history, fingerprints(TEXTS[:60])) == Unseen(tested, num_tests=9, num_found=9)
 
 
-def test_each_document_is_unseen_by_the_state_of_the_fold_that_tests_it():
-    drawn = draw(TEXTS[:15])
-    assert find_unseen(drawn.history, fingerprints(TEXTS[:15])) == Unseen(drawn.fold_of, num_tests=15, num_found=15)
+@pytest.mark.parametrize(("count", "folds"), [(15, 3), (40, 6)])
+def test_each_document_is_unseen_by_the_state_of_the_fold_that_tests_it(count, folds):
+    drawn = draw(TEXTS[:count], most_in_folds=100)
+    unseen = find_unseen(drawn.history, fingerprints(TEXTS[:count]))
+    assert unseen == Unseen(drawn.fold_of, num_tests=count, num_found=count)
+    assert drawn.history.num_folds == folds
 
 
 def test_nothing_is_unseen_if_all_documents_were_trained_on():

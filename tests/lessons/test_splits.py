@@ -11,18 +11,22 @@ from random_texts import edit, words
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.near_duplicates import compare
 from sebp_edge.lessons.split_history import take_fingerprints
-from sebp_edge.lessons.splits import FOLDS_BELOW, NUM_FOLDS, draw_splits
+from sebp_edge.lessons.splits import FOLDS_BELOW, draw_splits
 from sebp_edge.values.draw import MIN_CLUSTERS, MIN_TOKENS, Draw
 from sebp_edge.values.example import Example
-from sebp_edge.values.remembered import SplitHistory
+from sebp_edge.values.remembered import FEW_FOLDS, MANY_FOLDS, SplitHistory
 
-SALT = b"salt"
+SALT, MOST = b"salt", 100
 TEXTS = [words(25, number) for number in range(2000)]
 
 
-def draw(texts, seed: int = 0, history: SplitHistory | None = None, salt: bytes = SALT) -> Draw:
+def draw(texts, seed: int = 0, history: SplitHistory | None = None, salt: bytes = SALT, most_in_folds=0) -> Draw:
     numbered = texts if isinstance(texts, dict) else dict(enumerate(texts))
-    return draw_splits(take_fingerprints(numbered, salt), seed, history)
+    return draw_splits(take_fingerprints(numbered, salt), seed, history, most_in_folds=most_in_folds)
+
+
+def in_folds(texts, seed: int = 0, history: SplitHistory | None = None) -> Draw:
+    return draw(texts, seed, history, most_in_folds=MOST)
 
 
 def examples_of(documents, chunks: int = 2, tokens: int = 151) -> list[Example]:
@@ -67,7 +71,7 @@ def test_the_number_of_clusters_decides_what_is_drawn():
         if documents < MIN_CLUSTERS:
             assert (drawn.kind, splits) == ("none", [])
         elif documents < FOLDS_BELOW:
-            assert (drawn.kind, len(splits)) == ("folds", NUM_FOLDS)
+            assert (drawn.kind, len(splits)) == ("folds", FEW_FOLDS)
         else:
             assert (drawn.kind, len(splits)) == ("split", 1)
 
@@ -79,7 +83,7 @@ def test_every_document_is_tested_validated_and_trained_in_folds():
         for part in range(3):
             assert sorted(document for split in splits for document in parts_of(split)[part]) == list(range(documents))
         assert [parts_of(split)[2] for split in splits] == [
-            {document for document, fold in drawn.fold_of.items() if fold == number} for number in range(NUM_FOLDS)
+            {document for document, fold in drawn.fold_of.items() if fold == number} for number in range(FEW_FOLDS)
         ]
         sizes = Counter(drawn.fold_of.values()).values()
         assert max(sizes) - min(sizes) <= 1
@@ -145,6 +149,54 @@ def test_too_little_text_is_refused_with_the_figures():
     assert drawn.splits(examples_of(range(6), 1, 51))  # just enough
     with pytest.raises(TextsError, match=r"^Too little text"):
         draw(TEXTS[:2]).splits(examples_of(range(2), 1, 51))
+
+
+# ------------------------------------------------------------------------------------------ folds of enough for a split
+
+
+@pytest.mark.parametrize("documents", [FOLDS_BELOW, 21, 60, MOST])
+def test_up_to_a_limit_every_document_is_tested_once_and_trained_on_in_all_folds_but_two(documents):
+    drawn = in_folds(TEXTS[:documents], seed=1)
+    assert (drawn.kind, drawn.num_folds) == ("folds", MANY_FOLDS)
+    times = [Counter(), Counter(), Counter()]
+    for split in drawn.splits(examples_of(range(documents))):
+        for counts, part in zip(times, parts_of(split), strict=True):
+            counts.update(part)
+    assert times == [Counter(dict.fromkeys(range(documents), number)) for number in (MANY_FOLDS - 2, 1, 1)]
+    sizes = Counter(drawn.fold_of.values()).values()
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_beside_the_limit_documents_are_split_as_without_it():
+    for documents in (5, 13, FOLDS_BELOW - 1, MOST + 1):
+        with_limit, without = in_folds(TEXTS[:documents]), draw(TEXTS[:documents])
+        assert (with_limit.kind, sides_of(with_limit)) == (without.kind, sides_of(without))
+
+
+def test_documents_keep_their_folds_and_new_ones_come_to_the_smallest():
+    first = in_folds(TEXTS[:24])
+    grown = in_folds(TEXTS[:42], 5, first.history)
+    assert {document: grown.fold_of[document] for document in range(24)} == first.fold_of
+    assert list(Counter(grown.fold_of.values()).values()) == [7] * MANY_FOLDS
+    # Also after a split, which there is no time for folds for.
+    split = draw(TEXTS[:42], 6, grown.history)
+    assert split.kind == "split"
+    assert in_folds(TEXTS[:42], 7, split.history).fold_of == grown.fold_of
+
+
+def test_with_another_number_of_folds_all_are_drawn_again():
+    few = draw(TEXTS[:18])
+    many = in_folds(TEXTS[:24], 1, few.history)
+    assert list(Counter(many.fold_of.values()).values()) == [4] * MANY_FOLDS
+    again = draw(TEXTS[:18], 2, many.history)
+    assert list(Counter(again.fold_of.values()).values()) == [6] * FEW_FOLDS
+
+
+def test_a_large_cluster_is_trained_on_in_all_folds():
+    drawn = in_folds(TEXTS[:40] + [edit(TEXTS[0], 0.05, number) for number in range(30)])
+    assert drawn.fold_of.keys() == set(range(1, 40))
+    for split in drawn.splits(examples_of(range(70))):
+        assert parts_of(split)[0] >= {0, *range(40, 70)}
 
 
 # ----------------------------------------------------------------------------------------------------- near-duplicates
@@ -347,7 +399,7 @@ def test_folds_are_filled_if_only_one_is_left():
     ]
     for count in range(MIN_CLUSTERS, FOLDS_BELOW):
         drawn = draw([TEXTS[document] for document in tested[:count]], 1, history)
-        sizes = [list(drawn.fold_of.values()).count(fold) for fold in range(NUM_FOLDS)]
+        sizes = [list(drawn.fold_of.values()).count(fold) for fold in range(FEW_FOLDS)]
         assert sum(sizes) == count
         assert max(sizes) <= 2 * min(sizes)
         assert sizes[0] == max(sizes)

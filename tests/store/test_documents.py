@@ -19,7 +19,10 @@ from sebp_edge.run.start import latest_history
 from sebp_edge.store.history import Entry, read_history, write_history
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.store.version_documents import DocumentList
-from sebp_edge.values.remembered import ROLES, SPLITS, Remembered, Shingles, SplitHistory
+from sebp_edge.values.remembered import FOLD_ROLES, SPLITS, Remembered, Shingles, SplitHistory
+
+# The roles in files before there were more than three folds.
+PACKED = (*SPLITS, *FOLD_ROLES[:3])
 
 
 def values_of(history: SplitHistory) -> list[tuple]:
@@ -41,7 +44,7 @@ def random_history(count: int, number: int = 500) -> SplitHistory:
     return SplitHistory(
         tuple(
             Remembered(
-                int(draw.integers(2**64, dtype=np.uint64)), sketch(), one_of(SPLITS), one_of([0, 1, 2]), one_of(ROLES)
+                int(draw.integers(2**64, dtype=np.uint64)), sketch(), one_of(SPLITS), one_of([0, 1, 2]), one_of(PACKED)
             )
             for _ in range(count)
         )
@@ -80,7 +83,7 @@ def pack(path, **changes):
         "sketches": numbers((hash for one in documents for hash in one["sketch"]), "<u4"),
         "splits": choices("drawn_split", SPLITS),
         "folds": choices("drawn_fold", (0, 1, 2)),
-        "roles": choices("split", ROLES),
+        "roles": choices("split", PACKED),
         "absent": choices("absent", (False, True)),
         "numbers": numbers((one["number"] or 0 for one in documents), "<u4"),
         "tokens": numbers((one["tokens"] or 0 for one in documents), "<u4"),
@@ -150,6 +153,15 @@ def test_a_history_that_was_read_draws_the_same(tmp_path):
     read = read_history(tmp_path)
     assert draw_splits(grown, 1, read).split_of == draw_splits(grown, 1, first.history).split_of
     assert find_unseen(read, grown) == find_unseen(first.history, grown)
+
+
+def test_a_history_of_many_folds_is_read_and_no_earlier_sebp_edge_takes_it_for_damaged(tmp_path):
+    texts = take_fingerprints({number: words(100, number) for number in range(30)}, b"salt")
+    for most, number in ((0, 3), (100, 4)):
+        drawn = draw_splits(texts, 0, most_in_folds=most).history
+        write_history(tmp_path, drawn)
+        assert json.loads((tmp_path / DOCUMENTS).read_text())["format"] == number
+        assert values_of(read_history(tmp_path)) == values_of(drawn)
 
 
 def test_a_version_without_the_file_has_no_history(tmp_path):
@@ -231,11 +243,11 @@ def without(name):
         damaged(name=5),
         damaged(number=-1),
         damaged(tokens="1"),
-        damaged(split="fold 4"),
+        damaged(split="fold 7"),
         damaged(split=["train"]),
         damaged(absent=0),
         damaged(drawn_split="fold 1"),
-        damaged(drawn_fold=3),
+        damaged(drawn_fold=6),
         damaged(num_shingles=2),
         damaged(num_shingles=None),
         damaged(sketch=[]),
@@ -270,8 +282,8 @@ def test_a_file_that_this_user_may_not_read_is_refused_with_the_reason(history, 
 
 def test_a_file_of_a_newer_format_is_refused_with_what_to_do(history, tmp_path):
     write_history(tmp_path, history)
-    damaged(format=4)(tmp_path / DOCUMENTS)
-    with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 4.*Upgrade"):
+    damaged(format=5)(tmp_path / DOCUMENTS)
+    with pytest.raises(AdapterError, match=r"newer sebp-edge, in format 5.*Upgrade"):
         read_history(tmp_path)
 
 

@@ -128,6 +128,8 @@ class _Candidates:
             target.device, (linear.inputs for block in shape.blocks for linear in block.linears.values())
         )
         self._num_trainings = len(schedules)
+        num_judged = sum(not schedule.trains_on_all for schedule in schedules)
+        self._judged = f"judged in {num_judged} folds" if num_judged > 1 else ""
         # The layout depends on the row limit only, so the schedules are laid out once for each.
         setup = self._setup(recipe)
         padded_to = None if setup.is_hoisted else dataset.context_length
@@ -224,7 +226,7 @@ class _Candidates:
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
         kept, common = self._kept(setup), _common(setup, work)
-        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, kept, common)
+        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, kept, common, self._judged)
 
     def _kept(self, setup: TrainingSetup) -> str:
         """Returns how many blocks also hold their 4-bit weights dequantised, in words; "" without 4 bits."""

@@ -20,6 +20,7 @@ class Choice:
         seconds: the estimated time of an adaptation, all of its phases included; None if unknown.
         kept: how many blocks also hold their 4-bit weights dequantised, in words; empty without 4 bits.
         common: how what texts begin with in common is computed, in words; empty if that is next to nothing.
+        judged: in how many folds it is judged, in words; empty without folds.
     """
 
     recipe: Recipe
@@ -30,6 +31,7 @@ class Choice:
     seconds: float | None
     kept: str = ""
     common: str = ""
+    judged: str = ""
 
     @property
     def peak(self) -> int:
@@ -51,7 +53,7 @@ class Choice:
             words.append("their inputs offloaded to host memory")
         if options.chunked_blocks:
             words.append("MLPs in chunks of rows")
-        words += filter(None, [self.kept, self.common])
+        words += filter(None, [self.kept, self.common, self.judged])
         if options.moments_in_8_bits:
             words.append("8-bit moments")
         if len(self.recipe.learning_rates) > 1:
