@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_731
+MAX_LINES = 50_889
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_593,
     "ask": 1_048,
@@ -64,12 +64,12 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_901,
     "engine": 9,
     "engine.memory": 1_653,
-    "engine.models": 4_664,
+    "engine.models": 4_683,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_223,
-    "engine.training": 4_183,
+    "engine.training": 4_321,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
@@ -78,7 +78,7 @@ MAX_LINES_OF_ROOM = {
     "run": 5_508,
     "serve": 3_008,
     "store": 2_779,
-    "values": 1_847,
+    "values": 1_848,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

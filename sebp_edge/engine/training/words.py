@@ -20,6 +20,8 @@ from sebp_edge.values.example import Example
 
 # The most rows whose probabilities exist at once.
 _ROWS = 512
+# The most probabilities that are copied at once, so that a large vocabulary takes no memory that a plan leaves out.
+_WINDOW = 2**20
 
 
 class WordCounts(NamedTuple):
@@ -118,17 +120,23 @@ class WordReader:
 
     def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor) -> list[tuple[Tensor, ...]]:
         """Returns the share and the top of each label once its first 1, 2, ... bytes are typed; see `TypedToken`."""
-        order_K, begins_VF, counts_VF = self._beginnings
         typed = []
         for at, width in enumerate(self._widths):
-            places_W = torch.arange(width, device=order_K.device)
-            places_cW = (begins_VF[targets_c, at][:, None] + places_W).clamp_(max=len(order_K) - 1)
-            found_cW = probabilities_cV.gather(1, order_K[places_cW])
-            found_cW.masked_fill_(places_W >= counts_VF[targets_c, at][:, None], 0)
-            top_c, which_c = found_cW.max(dim=1)
-            tokens_c = order_K[begins_VF[targets_c, at] + which_c]
-            typed.append(self._shares(own_c, found_cW.sum(dim=1), top_c, tokens_c, at + 1))
+            parts = (each.split(max(1, _WINDOW // width)) for each in (probabilities_cV, targets_c, own_c))
+            found = [self._read_window(*part, at) for part in zip(*parts, strict=True)]
+            typed.append(tuple(map(torch.cat, zip(*found, strict=True))))
         return typed
+
+    def _read_window(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor, at: int) -> tuple[Tensor, ...]:
+        """Returns the share and the top of each label among the tokens that begin with its first `at` + 1 bytes."""
+        order_K, begins_VF, counts_VF = self._beginnings
+        places_W = torch.arange(self._widths[at], device=order_K.device)
+        places_cW = (begins_VF[targets_c, at][:, None] + places_W).clamp_(max=len(order_K) - 1)
+        found_cW = probabilities_cV.gather(1, order_K[places_cW])
+        found_cW.masked_fill_(places_W >= counts_VF[targets_c, at][:, None], 0)
+        top_c, which_c = found_cW.max(dim=1)
+        tokens_c = order_K[begins_VF[targets_c, at] + which_c]
+        return self._shares(own_c, found_cW.sum(dim=1), top_c, tokens_c, at + 1)
 
     def _shares(
         self, own_c: Tensor, total_c: Tensor, top_c: Tensor, tokens_c: Tensor, typed: int
