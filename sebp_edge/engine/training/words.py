@@ -108,42 +108,37 @@ class WordReader:
         probabilities_cV = logs_cV.exp_()
         sums_c2 = probabilities_cV @ self._weights_V2
         highest_c, own_c = (probabilities_cV.gather(1, each[:, None]).squeeze(1) for each in (likeliest_c, targets_c))
-        typed = self._read_typed(probabilities_cV, targets_c, own_c)
+        typed = [self._read_typed(probabilities_cV, targets_c, own_c, at) for at in range(MOST_BYTES)]
         highest_of_words_c, of_words_c = probabilities_cV.mul_(self._weights_V2[:, 1]).max(dim=1)
-        own = self._shares(own_c, sums_c2[:, 1], highest_of_words_c, of_words_c, 1)
-        is_spaced_c = self._weights_V2[targets_c, 1] > 0
-        typed[0] = [torch.where(is_spaced_c, *each) for each in zip(own, typed[0], strict=True)]
-        shares, tops = zip(*typed, strict=True)
+        own_2c = self._shares(own_c, sums_c2[:, 1], highest_of_words_c, of_words_c, 1)
+        typed[0] = torch.where(self._weights_V2[targets_c, 1] > 0, own_2c, typed[0])
         goes_on_c = self._weights_V2[likeliest_c, 0]
-        found = (losses_c, likeliest_c == targets_c, of_words_c == targets_c, goes_on_c, sums_c2[:, 0])
-        return torch.stack([each.float() for each in (*found, highest_c, *shares, *tops)], dim=1)
+        found = (losses_c, likeliest_c == targets_c, of_words_c == targets_c, goes_on_c, sums_c2[:, 0], highest_c)
+        typed_c16 = torch.stack(typed, dim=1).flatten(end_dim=1).T
+        return torch.cat([torch.stack([each.float() for each in found], dim=1), typed_c16], dim=1)
 
-    def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor) -> list[tuple[Tensor, ...]]:
-        """Returns the share and the top of each label once its first 1, 2, ... bytes are typed; see `TypedToken`."""
-        typed = []
-        for at, width in enumerate(self._widths):
-            parts = (each.split(max(1, _WINDOW // width)) for each in (probabilities_cV, targets_c, own_c))
-            found = [self._read_window(*part, at) for part in zip(*parts, strict=True)]
-            typed.append(tuple(map(torch.cat, zip(*found, strict=True))))
-        return typed
+    def _read_typed(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor, at: int) -> Tensor:
+        """Returns the share and the top of each label once its first `at` + 1 bytes are typed, fp32 [2, c].
 
-    def _read_window(self, probabilities_cV: Tensor, targets_c: Tensor, own_c: Tensor, at: int) -> tuple[Tensor, ...]:
-        """Returns the share and the top of each label among the tokens that begin with its first `at` + 1 bytes."""
+        See `TypedToken`; the other tokens are those that begin with these bytes.
+        """
         order_K, begins_VF, counts_VF = self._beginnings
-        places_W = torch.arange(self._widths[at], device=order_K.device)
-        places_cW = (begins_VF[targets_c, at][:, None] + places_W).clamp_(max=len(order_K) - 1)
-        found_cW = probabilities_cV.gather(1, order_K[places_cW])
-        found_cW.masked_fill_(places_W >= counts_VF[targets_c, at][:, None], 0)
-        top_c, which_c = found_cW.max(dim=1)
-        tokens_c = order_K[begins_VF[targets_c, at] + which_c]
-        return self._shares(own_c, found_cW.sum(dim=1), top_c, tokens_c, at + 1)
+        places_W, found = torch.arange(self._widths[at], device=order_K.device), []
+        size = max(1, _WINDOW // len(places_W))
+        for begin in range(0, max(1, len(targets_c)), size):
+            part = slice(begin, begin + size)
+            begins_c, counts_c = begins_VF[targets_c[part], at], counts_VF[targets_c[part], at]
+            places_cW = (begins_c[:, None] + places_W).clamp_(max=len(order_K) - 1)
+            found_cW = probabilities_cV[part].gather(1, order_K[places_cW])
+            found_cW.masked_fill_(places_W >= counts_c[:, None], 0)
+            top_c, which_c = found_cW.max(dim=1)
+            found.append(self._shares(own_c[part], found_cW.sum(dim=1), top_c, order_K[begins_c + which_c], at + 1))
+        return torch.cat(found, dim=1)
 
-    def _shares(
-        self, own_c: Tensor, total_c: Tensor, top_c: Tensor, tokens_c: Tensor, typed: int
-    ) -> tuple[Tensor, ...]:
+    def _shares(self, own_c: Tensor, total_c: Tensor, top_c: Tensor, tokens_c: Tensor, typed: int) -> Tensor:
         """Returns the share of each label, and that of the likeliest token; negative if that has no more bytes."""
         total_c = total_c.clamp(min=torch.finfo(torch.float32).tiny)
-        return own_c / total_c, torch.where(self._sizes_V[tokens_c] > typed, top_c, -top_c) / total_c
+        return torch.stack([own_c, torch.where(self._sizes_V[tokens_c] > typed, top_c, -top_c)]) / total_c
 
     def count(self, example: Example, rows_CF: Tensor, in_boilerplate: bytes) -> WordCounts:
         """Counts the words of an example, without boilerplate.
