@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_884
+MAX_LINES = 50_885
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_593,
     "ask": 1_048,
@@ -69,7 +69,7 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_223,
-    "engine.training": 4_316,
+    "engine.training": 4_317,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,

@@ -10,6 +10,7 @@ loop                  runs one training: learning rates, steps, evaluations, the
 checkpoint            writes how far a run is, as often as it costs little, and reads it
 evaluation            computes held-out losses by document, and counts guessed words
 words                 reads from logits which words are guessed
+keystrokes            types a text with ghost text, and counts the keystrokes that it saves
 scoring               computes losses without training
 facts                 collects the facts of a run: counts, losses, curves, memory and time
 probing               measures general text, language and facts, before and after
