@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_885
+MAX_LINES = 50_887
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_593,
     "ask": 1_048,
@@ -63,19 +63,19 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_901,
     "engine": 9,
-    "engine.memory": 1_653,
+    "engine.memory": 1_652,
     "engine.models": 4_683,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_223,
-    "engine.training": 4_317,
+    "engine.training": 4_328,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_508,
+    "run": 5_500,
     "serve": 3_008,
     "store": 2_779,
     "values": 1_848,

@@ -19,17 +19,17 @@ from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.run.call import Call
 from sebp_edge.run.conditions import Conditions
-from sebp_edge.run.start import StartingPoint, latest_history
+from sebp_edge.run.start import NEEDED_FOR_TESTS, StartingPoint, latest_history
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
-from sebp_edge.run.time_for_folds import MOST_IN_FOLDS, most_tokens
-from sebp_edge.run.work_ahead import planned_seconds_of_a_token, with_all_phases
+from sebp_edge.run.work_ahead import most_tokens_in_folds, planned_seconds_of_a_token, with_all_phases
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.draw import Draw
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import TEST, SplitHistory
 
 LEARNT_TOGETHER = "reads other practice notes, and all are learnt together"
-TESTED_IN_TURN = "has learnt from each of its documents in turn, and so many documents are split otherwise for tests"
+# With more documents, one split tests enough of them (kernels/bench/how-the-gate-decides.md, "Small gains").
+MOST_IN_FOLDS = 100
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Preparation:
             if self.recipe.questions:
                 self._starting_point = StartingPoint(active, obstacle=LEARNT_TOGETHER)
             elif len(start.states) > 1 and self._draw_without_model().num_folds != len(start.states):
-                self._starting_point = StartingPoint(active, obstacle=TESTED_IN_TURN)
+                self._starting_point = StartingPoint(active, obstacle=NEEDED_FOR_TESTS)
 
     def _point_at(self, active: TextsComparison | None) -> StartingPoint:
         return StartingPoint.at(active, self.call.store)
@@ -171,7 +171,7 @@ class Preparation:
     def _prepare(self, tokenizer, longest: int | None, parameters: int, *, on_gpu: bool) -> Prepared:
         recipe, seed = self.recipe, self.call.seed
         encoder = partial(encode_practice, seed=seed) if recipe.questions else encode
-        drawing = self._drawing(most_tokens(recipe, parameters, on_gpu=on_gpu))
+        drawing = self._drawing(most_tokens_in_folds(recipe, parameters, on_gpu=on_gpu))
         dataset = make_dataset(self.reading, tokenizer, recipe, longest, drawing, self.call.progress, encoder)
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)

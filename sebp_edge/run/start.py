@@ -25,6 +25,7 @@ from sebp_edge.values.lessons import Lessons
 from sebp_edge.values.remembered import SplitHistory
 
 DAMAGED = "has damaged files"
+NEEDED_FOR_TESTS = "was trained on documents that are needed for tests now"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class StartingPoint:
             return replace(self, forgets=sync)
         lessons = self.start.lessons(draw, recipe, seed)
         if lessons is None:
-            obstacle = "was trained on documents that are needed for tests now"
+            obstacle = NEEDED_FOR_TESTS
         elif sync and lessons.gone:
             obstacle = f"knows {plural(len(lessons.gone), 'document')} that --sync (sync=True) forgets"
         else:

@@ -1,5 +1,6 @@
 """Lays out the phases of a call that are ahead, and how long each is expected to take. Imports no torch."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -24,6 +25,7 @@ from sebp_edge.run.job import (
     Phase,
 )
 from sebp_edge.values.dataset import Dataset
+from sebp_edge.values.remembered import MANY_FOLDS
 
 LOAD = "loading"
 # Of an assessment: the most tokens that are searched for copies, and how many beginnings are
@@ -48,6 +50,9 @@ MIN_DECODED = 8
 DISK_RATE, FILE_SECONDS = 500e6, 1.0
 # Tokens of the bundled probes, and their examples.
 GENERAL_TOKENS, GENERAL_EXAMPLES = 12_000, 340
+# On a CPU, the trainings in folds may take so many seconds at this rate of floating-point operations per second, about
+# that of two cores. A measured rate would not be the same each time, and so a draw would not.
+MOST_SECONDS_IN_FOLDS, RATE_FOR_FOLDS = 120, 50e9
 # How often `scale_down` evaluates general text, usually.
 SCALED = 3
 
@@ -55,6 +60,17 @@ SCALED = 3
 def seconds_of_a_token(num_parameters: int, rate: float, *, on_gpu: bool) -> float:
     """Estimates the seconds of a token's forward pass by the measured rate of a device."""
     return (OVERHEAD_GPU if on_gpu else OVERHEAD_CPU) * 2 * num_parameters / rate
+
+
+def most_tokens_in_folds(recipe: Recipe, num_parameters: int, *, on_gpu: bool) -> float:
+    """Returns up to how many tokens folds are worth their time: any number on a GPU."""
+    if on_gpu:
+        return math.inf
+    epochs = recipe.epochs + len(recipe.learning_rates) - 1
+    # A document is trained on in all folds but two, and at the end. It is in one validation split, which is evaluated
+    # before each epoch and after the last, and in one test split.
+    passes = _passes(recipe) * ((MANY_FOLDS - 2) * epochs + recipe.epochs) + (epochs + 1) + 3
+    return MOST_SECONDS_IN_FOLDS / (passes * seconds_of_a_token(num_parameters, RATE_FOR_FOLDS, on_gpu=False))
 
 
 def planned_seconds_of_a_token(choice: Choice, schedules: Sequence[Schedule]) -> float:

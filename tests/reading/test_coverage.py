@@ -44,7 +44,7 @@ def test_no_words_are_missing_from_a_file_that_is_read(folder, name):
     "aside",
     [
         "---\ntitle: 'How to read a\nlong title, in two lines.'\n---\n",  # a value that goes on without an indent
-        "- TODO Sweep\n  :LOGBOOK:\n  CLOCK: [2024-01-01 Mon 10:00:00]--[2024-01-01 Mon 11:00:00]\n  :END:\n",
+        "- DONE Sweep\n  :LOGBOOK:\n  CLOCK: [2024-01-01 Mon 10:00:00]--[2024-01-01 Mon 11:00:00]\n  :END:\n",
     ],
 )
 def test_no_words_are_missing_beside_what_the_readers_of_notes_leave_out(aside, tmp_path):

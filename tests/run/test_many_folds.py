@@ -13,7 +13,7 @@ from sebp_edge.engine.sparse.rows.schedule import make_schedules
 from sebp_edge.errors import Paused
 from sebp_edge.events import MemoryPlanned, TrainingStarted
 from sebp_edge.lessons.splits import draw_splits
-from sebp_edge.run.time_for_folds import MOST_SECONDS, RATE, most_tokens
+from sebp_edge.run.work_ahead import MOST_SECONDS_IN_FOLDS, RATE_FOR_FOLDS, most_tokens_in_folds
 
 pytestmark = [pytest.mark.usefixtures("unassessed", "folds")]
 PHASES = [*(f"fold {number}" for number in range(1, 7)), "all documents"]
@@ -87,7 +87,7 @@ def test_a_version_in_folds_is_compared_with_one_in_a_split(make_quick, folds):
     make_quick().adapt(NOTES[:24], activate_anyway=True)
     folds(0)
     later = make_quick()
-    assert "so many documents are split otherwise for tests" in later.inspect(NOTES[:27]).beginning
+    assert "was trained on documents that are needed for tests now" in later.inspect(NOTES[:27]).beginning
     result = later.adapt(NOTES[:27], activate_anyway=True)
     assert phases(later)[0] == "train"
     assert result.learnt_on_from is None and result.compared_with == 1 and result.verdict != "not comparable"
@@ -108,7 +108,7 @@ def test_a_version_without_a_document_has_the_splits_of_the_one_before(make_quic
 def test_on_a_cpu_there_is_one_split_if_folds_would_take_long(make_quick, monkeypatch):
     made = make_quick()
     assert [part.name for part in made.inspect(NOTES[:24]).split] == PHASES[:6]
-    monkeypatch.setattr("sebp_edge.run.time_for_folds.MOST_SECONDS", 1e-6)
+    monkeypatch.setattr("sebp_edge.run.work_ahead.MOST_SECONDS_IN_FOLDS", 1e-6)
     assert [part.name for part in made.inspect(NOTES[:24]).split] == ["train", "validation", "test"]
     assert "judged in 6 folds" in made.plan(NOTES[:24], gpu="24GB").chosen.description
     made.adapt(NOTES[:24], activate_anyway=True)
@@ -125,10 +125,10 @@ def test_the_time_of_folds_is_that_of_their_schedules_and_no_limit_on_a_gpu(epoc
     )
     assert len(schedules) == 7
     passes = sum(2 * each.num_tokens + each.num_evaluated[1] for each in schedules)
-    tokens = most_tokens(recipe, 10**8, on_gpu=False)
+    tokens = most_tokens_in_folds(recipe, 10**8, on_gpu=False)
     operations = tokens * passes / dataset.num_tokens * 2 * 10**8
-    assert OVERHEAD_CPU * operations / RATE == pytest.approx(MOST_SECONDS)
-    assert most_tokens(recipe, 10**12, on_gpu=True) == float("inf")
+    assert OVERHEAD_CPU * operations / RATE_FOR_FOLDS == pytest.approx(MOST_SECONDS_IN_FOLDS)
+    assert most_tokens_in_folds(recipe, 10**12, on_gpu=True) == float("inf")
 
 
 def test_all_weights_are_judged_in_one_split(make_quick):

@@ -139,8 +139,8 @@ RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3)
 
 @pytest.mark.parametrize("best", RATES)
 def test_a_loss_with_one_minimum_is_climbed_down_from_the_middle(best):
-    tried = []
-    while (rate := next_rate(RATES, tried)) is not None:
+    recipe, tried = RECIPE.replace(learning_rate=RATES), []
+    while (rate := next_rate(recipe, tried)) is not None:
         tried.append((rate, abs(math.log(rate / best))))
     assert tried[0][0] == 5e-4 and len({rate for rate, _ in tried}) == len(tried)
     assert min(tried, key=lambda each: each[1])[0] == best

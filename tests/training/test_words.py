@@ -31,6 +31,7 @@ from sebp_edge.engine.training.words import WordReader
 from sebp_edge.events import silent
 from sebp_edge.lessons.examples import encode
 from sebp_edge.lessons.prompts import encode_texts
+from sebp_edge.serve.messages import CompleteParams
 from sebp_edge.values.documents import Document
 from sebp_edge.values.example import Example
 
@@ -208,7 +209,8 @@ def test_keystrokes_are_saved_in_what_is_counted_without_a_gap():
 
 
 def test_ghost_text_is_shown_from_the_probability_of_complete():
-    assert inspect.signature(Personalizer.complete).parameters["min_probability"].default == MIN_PROBABILITY
+    default = inspect.signature(Personalizer.complete).parameters["min_probability"].default
+    assert default == CompleteParams.min_probability == MIN_PROBABILITY
 
 
 def test_a_tokenizer_whose_bytes_are_unknown_leaves_the_words_out(base):

@@ -17,7 +17,6 @@ CHUNKED_BLOCKS_SLOWDOWN = 1.1
 # Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
 # floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
 TOKENS_PER_DEQUANTISATION = 250
-# Cost of merging and rounding the weights in every pass, in tokens: on a GPU it moves 22 bytes per weight; a core takes
 # Bytes per second to the host or back, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
 HOST_RATE = 24e9
 

@@ -183,7 +183,7 @@ class Trainer:
         if not self._is_trial(schedule):
             return False
         tried = [*progress.tried, (self._rate_of(schedule), math.inf)]
-        return progress.learning_rate is not None or next_rate(self.recipe.learning_rates, tried) is not None
+        return progress.learning_rate is not None or next_rate(self.recipe, tried) is not None
 
     def _leave_out_rate(self, schedule: Schedule) -> None:
         """Ends the epoch that tries a learning rate, since the training diverged."""
@@ -199,7 +199,7 @@ class Trainer:
     def _rate_of(self, schedule: Schedule) -> float:
         """Returns the peak learning rate of the current epoch."""
         if self._is_trial(schedule):
-            return next_rate(self.recipe.learning_rates, self.progress.tried)
+            return next_rate(self.recipe, self.progress.tried)
         return self.progress.learning_rate
 
     def _train_epoch(self, schedule: Schedule) -> None:
@@ -314,21 +314,24 @@ class Trainer:
             else:
                 del progress.losses[before:], progress.validations[2:]
             progress.tried.append((rate, math.inf if math.isnan(loss) else loss))
-            if next_rate(self.recipe.learning_rates, progress.tried) is None:
+            if next_rate(self.recipe, progress.tried) is None:
                 progress.total_steps -= sum(map(len, schedule.epochs[done : schedule.tries]))
                 done = schedule.tries
         progress.epoch, progress.epoch_steps = done, 0
 
 
-def next_rate(rates: Sequence[float], tried: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the learning rate to try next; None after the last one.
+def next_rate(recipe: Recipe, tried: Sequence[tuple[float, float]]) -> float | None:
+    """Returns the learning rate of a recipe to try next; None after the last one.
 
-    The loss falls and then rises with the rate, so that the middle one is tried first, and then the next to the best
+    As a function of the rate, the loss has one minimum, so the middle rate is tried first, then those next to the best
     one, the higher first.
+
+    Args:
+        tried: each rate that was tried, and its validation loss.
     """
     if not tried:
-        return rates[(len(rates) - 1) // 2]
-    known = {rate for rate, _ in tried}
+        return recipe.middle_rate
+    rates, known = recipe.learning_rates, {rate for rate, _ in tried}
     best = rates.index(min(tried, key=lambda each: each[1])[0])
     beside = [rates[place] for place in (best + 1, best - 1) if 0 <= place < len(rates)]
     return next((rate for rate in beside if rate not in known), None)

@@ -83,11 +83,11 @@ class WordReader:
 
     @precise_sums()
     def read(self, logits: Iterable[Tensor], targets_C: Tensor) -> Tensor:
-        """Returns what the logits of each loss row say, fp32 [C, F], in order:
+        """Returns what the logits of each loss row say, fp32 [C, F].
 
-        the loss in nats; whether the label is the likeliest token, and the likeliest of those that begin with
-        a space; whether the likeliest token goes on with a word; the probability of all that do, and that of the
-        likeliest; the shares and the tops of a `TypedToken`.
+        The columns are the loss in nats; whether the label is the likeliest token, and the likeliest of those that
+        begin with a space; whether the likeliest token goes on with a word; the probability of all that do, and that of
+        the likeliest; and the shares and the tops of a `TypedToken`.
 
         Args:
             logits: of some loss rows at a time, one after another: fp32 [c, V].
@@ -157,7 +157,7 @@ class WordReader:
                 parts.append([])
                 continue
             row, is_boilerplate, token = next(rows), next(flags), self._token(label)
-            is_likeliest, is_likeliest_of_words, likeliest_goes_on = row[1:4]
+            _, is_likeliest, is_likeliest_of_words, likeliest_goes_on, *_ = row
             parts.append([]) if is_boilerplate else parts[-1].append(self.typed(label, row))
             characters += 0 if is_boilerplate else num_characters(token.bytes)
             if is_word and token.goes_on:
@@ -171,9 +171,17 @@ class WordReader:
 
     def typed(self, label: int, row: Sequence[float]) -> TypedToken:
         """Returns a label's token, as it is typed, from what was read of its row."""
-        token, typed = self._token(label), row[-2 * MOST_BYTES :]
-        numbers = (row[1] == 1, row[5], row[4], typed[:MOST_BYTES], typed[MOST_BYTES:])
-        return TypedToken(token.bytes, token.goes_on, token.ends_in_word, *numbers)
+        token, (_, is_likeliest, _, _, going_on, highest, *typed) = self._token(label), row
+        return TypedToken(
+            bytes=token.bytes,
+            goes_on=token.goes_on,
+            ends_in_word=token.ends_in_word,
+            is_likeliest=is_likeliest == 1,
+            highest=highest,
+            going_on=going_on,
+            shares=typed[:MOST_BYTES],
+            tops=typed[MOST_BYTES:],
+        )
 
     def _token(self, number: int) -> _Token:
         if number not in self._known:
