@@ -85,11 +85,16 @@ class ModelCall(Call):
     @contextmanager
     def generating(self, choice: AdapterChoice) -> Iterator[tuple[BaseModel, Decoder, str]]:
         """Context in which the model has the chosen adapter; see `ModelInUse.generating`."""
-        if choice.is_named:
+        if choice.is_named and not self._is_in_use(choice):
             self.load_adapter(choice.adapter, choice.version)
         base = self.load()
         with self.in_use.generating(with_adapter=choice.adapter is not None) as (decoder, rendered_as):
             yield base, decoder, rendered_as
+
+    def _is_in_use(self, choice: AdapterChoice) -> bool:
+        folder = self.in_use.adapter_folder
+        is_loaded = self.in_use.base is not None and folder is not None
+        return is_loaded and folder == self.store.find(choice.adapter, choice.version).path
 
     def remember_model_of(self, found: SavedAdapter) -> None:
         """Remembers where the base model of a saved adapter is, if there is a store."""

@@ -201,10 +201,10 @@ class Supervisor:
         if self._end_at is not None:
             raise Refusal("ending", "The server is ending.", retry=True)
         check_paths(values, self.folders)
-        if name in WORKER:
+        worker = self.executor.worker
+        if name in WORKER and (worker or name != "ask"):
             self.executor.ask(id, name, params)
-        elif name in PLANNER:
-            worker = self.executor.worker
+        elif name in WORKER or name in PLANNER:
             self.planning.ask(id, name, params, (worker and worker.memory) or 0)
         else:
             self.store.ask(id, name, values)
