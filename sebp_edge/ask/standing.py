@@ -22,14 +22,14 @@ _CLAUSE_END = re.compile(r"[,;:]\s+|\s[-–—]\s|\bbut\b|\baber\b|\bmais\b|\bpe
 # What a model says of itself, of its text or of its failure, in plain texts.
 _TALK = re.compile(
     r"\b(?:sorry|apolog\w+|confusion|unfortunately|as an ai|language model|assistant|no information|leider|lo siento|"
-    r"tut mir leid|entschuldig\w*|desolee?|mi dispiace|i (?:cannot|can not|can['’]t|am unable|do not have|don['’]t have)|"
+    r"tut mir leid|entschuldig\w*|desolee?|mi dispiace|i (?:cannot|can not|can['’]t|am unable|do(?: not|n['’]t) have)|"
     r"(?:text|passage|note|document|context)s? (?:does|do|did) ?n[o'’]t|"
     r"(?:is|are|was) not (?:mentioned|provided|specified|stated|given))\b"
 )
 # Mail addresses, links, paths, file names and codes.
 _EXACT = re.compile(r"\S*(?:@|://|www\.|(?<!\d)/|[^\W\d_]\.[^\W\d_]{2,}|[^\W\d_][-_]?\d)\S*")
 _AROUND = ".,;:!?()[]<>{}\"'`*“”’"
-_WORD = re.compile(r"(^|[.!?:]\s+)?\b([^\W\d_]\w+)(?=(?:\s+([^\W\d_]))?)")
+_WORD = re.compile(r"(^|[.!?:]\s+)?\b([^\W\d_]\w+)(?=(?:,?\s+([^\W\d_]))?)")
 _YES_OR_NO = {"yes", "no", "ja", "nein", "nee", "oui", "non", "si"}
 # What stands behind a number, but for parts of dates and times.
 _UNIT = re.compile(rf"\d\.?\s?(?!{MONTH}|(?:[ap]\.?m|st|nd|rd|th|h|uhr|o['’]?clock)\b)([^\W\d_]+)")

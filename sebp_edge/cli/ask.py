@@ -50,8 +50,10 @@ def ask(
             texts, name, model, passages, {"device": device, "politeness": Politeness.of(threads=threads)}
         )
         if question is not None:
-            _show(answers.get(question), question, as_json)
-            answers.advise()
+            answer = answers.get(question)
+            _show(answer, question, as_json)
+            if answer.quoted:
+                answers.advise()
         elif sys.stdin.isatty():
             _converse(answers)
         else:
@@ -94,7 +96,7 @@ class _Answers:
             model = self._model
             named = shlex.quote(model.location if model.has_path else model.name) if model else "NAME"
             err.print(
-                f"Quoted. To have a model answer: sebp-edge adapt --recipe ask --model {named}",
+                f"This quotes your texts; to have a model answer: sebp-edge adapt --recipe ask --model {named}",
                 style="dim",
                 markup=False,
             )
@@ -116,8 +118,8 @@ def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
 
 def _converse(answers: _Answers) -> None:
     before: list[tuple[str, str]] = []
-    out.print("Ask about your texts; an empty line ends.", style="dim")
     answers.advise()
+    out.print("Ask about your texts; an empty line ends.", style="dim")
     for question in _typed():
         try:
             answer = answers.get(question, before)
