@@ -2,8 +2,7 @@
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer, quoted
 from sebp_edge.ask.searched_texts import SearchedTexts
-from sebp_edge.errors import OptionError
-from sebp_edge.lessons.prompts import check_prompt
+from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.recipe import READER
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import SavedAdapter
@@ -19,7 +18,8 @@ def quote(question: str, texts, num_passages: int = NUM_PASSAGES, before: str = 
         before: the question before this one.
     """
     check_text(question, "The question")
-    check_prompt(question)
+    if not question:
+        raise TextsError("The question is empty; ask something.")
     if num_passages < 1:
         raise OptionError(f"num_passages is {num_passages}; expected 1 or more.")
     return quoted(question, SearchedTexts().index(texts).search(question, num_passages, before=before))

@@ -92,7 +92,6 @@ def ask(
     on_text: Callable[[str], None] | None,
 ) -> Answer:
     """Answers a question; see `Personalizer.ask`."""
-    check_prompt(question)
     index = searched.index(texts, call.progress)
     quotation, reader = quote(question, index, num_passages, before[-1][0] if before else ""), choice
     if choice.adapter is Current.ADAPTER:

@@ -12,12 +12,11 @@ from select import select
 import pytest
 from builders import make_llama, make_tokenizer
 from command import assert_one_sentence, process, records, run, without_controls
-from export_sources import make_adapter
+from export_sources import add_reader
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BaseModelMismatch, TextsError
 from sebp_edge.recipe import READER
-from sebp_edge.store.record import AdapterRecord
 
 NOTES = {
     "trip.md": "# Norway\n\nThe cabin is number 12 and the key is in the meter box.\n",
@@ -45,13 +44,6 @@ def micro(tmp_path_factory):
 
 QUESTION = "Where is the key of the cabin?"
 SENTENCE = "The cabin is number 12 and the key is in the meter box."
-
-
-def add_reader(store, model, **record):
-    """Adds a reader of a model to a store, which is the active one."""
-    store.folder.mkdir(parents=True, exist_ok=True)
-    folder = make_adapter(store.folder / "made", model, **record)
-    return store.adapter(READER).add(folder, AdapterRecord.read(folder), activate=True)
 
 
 @pytest.fixture
