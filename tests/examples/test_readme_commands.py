@@ -32,10 +32,10 @@ def commands():
 
 def test_the_first_command_quotes_the_note_that_says_it():
     first, *_ = commands()
-    note, line = "about-these-notes.md, About these notes", 16
-    told = f'"The matches are in the blue tin."\n{note}, line {line}\n'
-    assert run(*first[:-1], ROOT / first[-1]).stdout == told
-    assert "matches are in the blue tin" in (ROOT / first[-1] / "about-these-notes.md").read_text().splitlines()[line - 1]
+    said, notes = "The matches are in the blue tin.", ROOT / first[-1]
+    told = f'"{said}"\nabout-these-notes.md, About these notes, line 16\n'
+    assert run(*first[:-1], notes).stdout == told
+    assert said in (notes / "about-these-notes.md").read_text(encoding="utf-8").splitlines()[16 - 1]
 
 
 @pytest.fixture
