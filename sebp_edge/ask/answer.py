@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sebp_edge.ask.index import Hit
 from sebp_edge.ask.passages import Passage
-from sebp_edge.ask.sentences import best_sentence, line_of, sentence_of
+from sebp_edge.ask.sentences import best_sentence, closest, line_of, sentences_of
 from sebp_edge.ask.standing import stands_in
 
 NOT_FOUND = "Not in your notes."
@@ -56,7 +56,7 @@ def checked(reply: str, question: str, passages: tuple[Passage, ...]) -> Answer:
     reply = reply.strip()
     source = next((each for each in passages if reply and stands_in(reply, question, each.shown)), None)
     is_quoted, first = source is None, source or passages[0]
-    sentence = best_sentence(question, first) if is_quoted else sentence_of(reply, first)
+    sentence = best_sentence(question, first) if is_quoted else closest(sentences_of(first), reply, question)
     text = " ".join(sentence.split()) if is_quoted else reply
     sources = (first, *(each for each in passages if each is not first))
     return Answer(text, True, is_quoted, sources, sentence, line_of(sentence, first))

@@ -42,10 +42,10 @@ def best_sentence(question: str, passage: Passage) -> str:
     return max(others or headings, key=worth, default=passage.text)
 
 
-def sentence_of(reply: str, passage: Passage) -> str:
-    """Returns the sentence of a passage that has most words of a reply."""
-    said = set(terms(reply))
-    return max(sentences_of(passage), key=lambda each: len(said & set(terms(each))), default=passage.text)
+def closest(sentences: list[str], reply: str, question: str) -> str:
+    """Returns the sentence with most words of a reply; of several alike, with most words of the question."""
+    said, asked = beginnings(reply), beginnings(question)
+    return max(sentences, key=lambda each: (len(said & (words := beginnings(each))), len(asked & words)), default="")
 
 
 def line_of(sentence: str, passage: Passage) -> int:

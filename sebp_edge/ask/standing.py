@@ -1,8 +1,9 @@
 """Whether a reply stands in a text: its values, names and most of its words are there, and it turns nothing round."""
 
 import re
+from bisect import bisect
 
-from sebp_edge.ask.sentences import beginnings, split
+from sebp_edge.ask.sentences import beginnings, closest, split
 from sebp_edge.ask.terms import is_small, plain, terms
 from sebp_edge.ask.values import MONTH, values
 
@@ -10,6 +11,8 @@ from sebp_edge.ask.values import MONTH, values
 MIN_SUPPORT = 0.6
 # A value that is there may have so many words around it that are not, such as "number".
 FEW_WORDS = 2
+# A negation is about words that are at most so many words before or after it.
+NEAR = 7
 
 # In plain texts, in the languages of whose small words `terms` has lists; "no. 12" is none.
 _NEGATION = re.compile(
@@ -29,6 +32,7 @@ _TALK = re.compile(
 # Mail addresses, links, paths, file names and codes.
 _EXACT = re.compile(r"\S*(?:@|://|www\.|(?<!\d)/|[^\W\d_]\.[^\W\d_]{2,}|[^\W\d_][-_]?\d)\S*")
 _AROUND = ".,;:!?()[]<>{}\"'`*“”’"
+_ANY_WORD = re.compile(r"[\w'’]+")
 _WORD = re.compile(r"(^|[.!?:]\s+)?\b([^\W\d_]\w+)(?=(?:,?\s+([^\W\d_]))?)")
 _YES_OR_NO = {"yes", "no", "ja", "nein", "nee", "oui", "non", "si"}
 # What stands behind a number, but for parts of dates and times.
@@ -49,7 +53,7 @@ def stands_in(reply: str, question: str, text: str) -> bool:
     words, known = terms(given.rest), {*terms(text), *terms(question)}
     if not _names(reply) & set(words) <= known or not _is_exact(reply, f"{text}\n{question}"):
         return False
-    if not beginnings(" ".join(_UNIT.findall(plain(reply)))) <= beginnings(f"{text}\n{question}"):
+    if not _units(reply) <= _units(text) | _units(question) | beginnings(text):
         return False
     if _is_talk(reply, text) or _is_turned(reply, question, text):
         return False
@@ -66,7 +70,9 @@ def _names(reply: str) -> set[str]:
     return {
         plain(found[2])
         for found in _WORD.finditer(reply)
-        if found[2][0].isupper() and (found[1] is None or not found[2].istitle() or not (found[3] or "").islower())
+        if not is_small(plain(found[2]))
+        and found[2][0].isupper()
+        and (found[1] is None or not found[2].istitle() or not (found[3] or "").islower())
     }
 
 
@@ -82,15 +88,23 @@ def _is_talk(reply: str, text: str) -> bool:
 
 
 def _is_turned(reply: str, question: str, text: str) -> bool:
-    """Whether only one of a reply and of the clauses that it is from has a negation, but for one in the question."""
-    said = beginnings(reply)
-    sentence = max(split(text), key=lambda each: len(said & beginnings(each)), default=text)
-    clauses = [clause for clause in _CLAUSE_END.split(sentence) if said & beginnings(clause)]
-    denied, asked = _is_denied(reply), _is_denied(question)
-    if denied != any(map(_is_denied, clauses)) and not (asked and not denied):
+    """Whether only one of a reply and of the words that it is from has a negation, but for one in the question."""
+    said, sentence = beginnings(reply), plain(closest(split(text), reply, question))
+    denied = _NEGATION.findall(plain(reply))
+    denials = len(denied) - (len(denied) > 1 and denied[0] in _YES_OR_NO)  # "No, do not" says it twice
+    if denials > len(_NEGATION.findall(sentence)):
         return True
-    return asked and not denied and not _is_denied(text)
+    there = any(_is_denied(clause, said) for clause in _CLAUSE_END.split(sentence))
+    return (denials > 0) != there and (denials > 0 or not _NEGATION.search(plain(question)))
 
 
-def _is_denied(text: str) -> bool:
-    return bool(_NEGATION.search(plain(text)))
+def _is_denied(clause: str, said: set[str]) -> bool:
+    """Whether a clause, in plain form, has a negation near one of these words."""
+    words = [found.start() for found in _ANY_WORD.finditer(clause)]
+    near = [number for number, found in enumerate(_ANY_WORD.findall(clause)) if beginnings(found) & said]
+    denied = [bisect(words, found.start()) - 1 for found in _NEGATION.finditer(clause)]
+    return any(abs(one - other) <= NEAR for one in denied for other in near)
+
+
+def _units(text: str) -> set[str]:
+    return beginnings(" ".join(_UNIT.findall(plain(text))))

@@ -31,7 +31,8 @@ HAUS = "haus.md\nDer Schlüssel liegt nicht im Flur. Die Heizung läuft ohne Str
         (HAUS, "Wo liegt der Schlüssel?", "im Flur", False),
         (HAUS, "Wie läuft die Heizung?", "ohne Strom", True),
         (HAUS, "Wie läuft die Heizung?", "mit Strom", False),
-        ("a.md\nThe cabin has a stove.", "What has the cabin not?", "a stove", False),
+        (HOUSE, "Which boat?", "I am not going to sell the boat, and not this year.", False),
+        ("a.md\nI still have a cough because of the car that was rather cold and not far.", "What?", "a cough", True),
         # Names, as they are.
         (KAYAK, "Who has my kayak?", "Sorcha", True),
         (KAYAK, "Who has my kayak?", "Sorcha Kelly", False),
