@@ -12,7 +12,15 @@ import typer
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.cli.base_model import choose_model, open_store, personalizer_class
-from sebp_edge.cli.console import err, one_sentence_errors, out, print_chunk, print_error, print_json
+from sebp_edge.cli.console import (
+    err,
+    one_sentence_errors,
+    out,
+    print_chunk,
+    print_error,
+    print_json,
+    without_collection,
+)
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
@@ -64,7 +72,7 @@ class _Answers:
     """Answers questions: with the reader, if there is one, else with sentences, which takes no torch."""
 
     def __init__(self, texts, name: str | None, model: str | None, passages: int, settings: dict):
-        with err.status("reading", spinner="line"):
+        with without_collection("reading"):
             # Imported late, since its readers of files take a while.
             from sebp_edge.run import asking
 
