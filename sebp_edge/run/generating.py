@@ -101,7 +101,7 @@ def ask(
         return quotation
     call.signal.check()
     try:
-        with call.generating(reader) as (base, decoder, _):
+        with call.generating(reader, once=reader is not choice) as (base, decoder, _):
             prompt, passages = _prompt(question, quotation.sources, before[-1:], base, sampling.max_new_tokens)
             options = {"decoder": decoder, "check": call.check}
             reply = generate_text(base.model, base.tokenizer, prompt.input_ids, prompt.end_ids, sampling, **options)

@@ -12,7 +12,7 @@ from select import select
 import pytest
 from builders import make_llama, make_tokenizer
 from command import assert_one_sentence, process, records, run, without_controls
-from export_sources import add_reader
+from export_sources import add_reader, make_adapter
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BaseModelMismatch, TextsError
@@ -60,7 +60,7 @@ def replies(monkeypatch):
     says, prompts = ["in the meter box"], []
 
     def reply(model, tokenizer, input_ids, *_, **options):
-        assert "on_text" not in options
+        assert options.get("on_text") is None
         prompts.append(tokenizer.decode(input_ids))
         return says[0]
 
@@ -91,6 +91,22 @@ def test_the_reader_of_the_model_reads_by_default_and_its_reply_is_told_once_it_
     assert (answer.text, answer.quoted) == (SENTENCE, True)
     assert len(told) == 1 and personalizer.in_use.adaptation is used
     assert not personalizer.ask("What horsepower has my tractor?", folder).found and len(prompts) == 2
+
+
+def test_the_reader_is_in_use_for_questions_only(folder, micro, reader, replies, tmp_path):
+    own = make_adapter(tmp_path / "own", micro)
+    personalizer = Personalizer(micro, device="cpu", store=reader)
+    for adapter in (None, own):
+        if adapter is not None:
+            personalizer.load_adapter(adapter)
+        assert personalizer.ask(QUESTION, folder).text == personalizer.ask(QUESTION, folder).text
+        assert personalizer.in_use.adapter_folder.parent.name == READER
+        personalizer.generate("the boat")
+        assert personalizer.in_use.adapter_folder == adapter
+    personalizer.ask(QUESTION, folder)
+    personalizer.ask(QUESTION, folder, adapter=READER)  # which is in use for later calls, too
+    personalizer.generate("the boat")
+    assert personalizer.in_use.adapter_folder.parent.name == READER
 
 
 def test_a_reader_of_other_weights_with_the_same_name_is_none(folder, micro, tmp_path, replies):
