@@ -40,9 +40,10 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
         rightly_refused += not is_found(others.search(wording, NUM_PASSAGES))
         found = shown(hit.passage for hit in hits) or None
         right = shown([next(each for each in passages_of(document) if stands_in(answers[0], each.text))])
-        alone, found, right = (tuple(prompt_for(wording, tokenizer, each).input_ids) for each in (None, found, right))
-        if max(map(len, (alone, found, right))) + REPLY_TOKENS <= context_length:
-            asked.append(QuizQuestion(wording, answers, alone, found, right))
+        # The passage that is found is the right one mostly.
+        prompts = {each: tuple(prompt_for(wording, tokenizer, each).input_ids) for each in {None, found, right}}
+        if max(map(len, prompts.values())) + REPLY_TOKENS <= context_length:
+            asked.append(QuizQuestion(wording, answers, prompts[None], prompts[found], prompts[right]))
     general = tuple(
         QuizQuestion(question, answers, tuple(prompt_for(question, tokenizer).input_ids))
         for question, answers in general_questions()

@@ -26,7 +26,7 @@ GENERAL = "The ferry left at six.\n<|text|>\nThe wind was from the west, and we 
 WEIGHTS = "adapter_model.safetensors"
 
 
-def _note(thing):
+def make_note(thing):
     """A note with a fact, among words that no other note has."""
     others = " ".join("".join(random.Random(f"{thing} {n}").choices("abcdefghij", k=6)) for n in range(6))
     ask = [f"Where does the {thing} stand?", f"Where is the {thing}?"]
@@ -37,7 +37,7 @@ def _note(thing):
     }
 
 
-NOTES = tuple(map(_note, THINGS))
+NOTES = tuple(map(make_note, THINGS))
 
 
 def use_notes(patch, notes=NOTES):
