@@ -32,8 +32,8 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
     index = Index([*documents, *own])
     others = Index(document for number, document in enumerate(documents) if number not in tested)
     asked, refused, rightly_refused = [], 0, 0
-    notes = [documents[number] for number in sorted(tested)] + own
-    for document, question in [(note, each) for note in notes for each in questions[note.content]]:
+    notes = [documents[number] for number in sorted(tested)]
+    for document, question in [(note, each) for note in notes + own for each in questions[note.content]]:
         wording, answers = question.wordings[0], (question.answer,)
         hits = index.search(wording, NUM_PASSAGES)
         refused += not is_found(hits)
@@ -43,7 +43,9 @@ def make_quiz(documents: Sequence[Document], tested: Collection[int], tokenizer,
         # The passage that is found is the right one mostly.
         prompts = {each: tuple(prompt_for(wording, tokenizer, each).input_ids) for each in {None, found, right}}
         if max(map(len, prompts.values())) + REPLY_TOKENS <= context_length:
-            asked.append(QuizQuestion(wording, answers, prompts[None], prompts[found], prompts[right]))
+            # Practice notes show whether what is not learnt is known; replies without a passage take longest.
+            alone = prompts[None] if document in notes else ()
+            asked.append(QuizQuestion(wording, answers, alone, prompts[found], prompts[right]))
     general = tuple(
         QuizQuestion(question, answers, tuple(prompt_for(question, tokenizer).input_ids))
         for question, answers in general_questions()
