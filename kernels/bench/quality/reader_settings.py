@@ -37,12 +37,13 @@ OWN = Recipe.load("ask")
 # The most telling first.
 SETTINGS = (
     "7e-4:1:80:0.1",
-    "2e-4:1:80:0.1",
     "4e-4:2:80:0.1",
-    "4e-4:1:80:0.1",
-    "4e-4:1:160:0.1",
-    "4e-4:1:80:0.3",
+    "2e-4:1:80:0.1",
     "7e-4:1:80:0.3",
+    "4e-4:1:80:0.1",
+    "2e-4:3:80:0.1",
+    "4e-4:1:160:0.1",
+    "4e-4:2:80:0.3",
 )
 COLUMNS = (
     *("model", "setting", "seed", "found", "found_0", "found_1", "found_2", "general", "general_before", "verdict"),
