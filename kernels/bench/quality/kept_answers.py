@@ -97,10 +97,10 @@ class Arm:
 
 ARMS = {
     "now": Arm(scales=(1.0, 0.7, 0.5)),
-    "mlp": Arm(mlp_only=True),
     "replies": Arm(replies=1),
-    "text": Arm(text=0.1),
     "both": Arm(replies=1, text=0.1),
+    "mlp": Arm(mlp_only=True),
+    "text": Arm(text=0.1),
 }
 
 
@@ -137,9 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
         began = perf_counter()
         by_base, keeping = ask(base, asked), Keeping(base)
         about = {"model": Path(model).name, "texts": "", "seed": 0, "arm": "base", "scale": 0.0}
-        rows.append(
-            evidence.show(about | answered(asked, by_base, by_base) | {"asking_seconds": perf_counter() - began})
-        )
+        seconds = {"all_seconds": perf_counter() - began}
+        rows.append(evidence.show(about | answered(asked, by_base, by_base) | seconds))
         for seed, folder, arm in product(options.seeds, options.folders, options.arms):
             about |= {"texts": folder.name, "seed": seed, "arm": arm}
             texts = notes(folder, options.notes, seed)
