@@ -1,12 +1,13 @@
 """Measures how many of the base model's right answers an adapter of the recipe `notes` keeps, and what it gains.
 
-    python kernels/bench/quality/kept_answers.py FOLDER... [--model tiny] [--arms now mlp ...] [--notes 56]
-                                                 [--seeds 0] [--questions N] [--device cpu] [--record [FILE]]
+    python kernels/bench/quality/kept_answers.py [FOLDER...] [--people 1 ...] [--model tiny] [--arms now mlp ...]
+                                                 [--notes 56] [--seeds 0] [--questions N] [--device cpu]
+                                                 [--record [FILE]]
 
-A case is --notes notes of one folder (one author) and a seed; of 56, one split trains on as many as the last training
-of 40 notes does. In each case, every arm trains an adapter from the start, which is judged, perhaps scaled down too:
-the gain on the test documents, and replies to questions. No question is trained on. Rows are recorded as they come, and
-some questions that only the base model answers right are printed.
+A case is --notes notes of an invented person (know_people.py) or of a folder (one author), and a seed; of 56, one split
+trains on as many as the last training of 40 notes does. In each case, every arm trains an adapter from the start, which
+is judged, perhaps scaled down too: the gain on the test documents, and replies to questions. No question is trained on.
+Rows are recorded as they come, and some questions that only the base model answers right are printed.
 
 known   questions of the quiz (general_texts.general_questions); general replies that an arm trains on are of such kinds
 other   questions of other kinds (other_questions.txt)
@@ -122,7 +123,8 @@ class Reply(NamedTuple):
 
 def main(arguments: list[str] | None = None) -> None:
     parser = evidence.parser(__doc__)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("--people", type=int, nargs="*", default=[], help="not 0, who is asked about")
     parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--notes", type=int, default=56)
@@ -139,18 +141,26 @@ def main(arguments: list[str] | None = None) -> None:
         about = {"model": Path(model).name, "texts": "", "seed": 0, "arm": "base", "scale": 0.0}
         seconds = {"all_seconds": perf_counter() - began}
         rows.append(evidence.show(about | answered(asked, by_base, by_base) | seconds))
-        for seed, folder, arm in product(options.seeds, options.folders, options.arms):
-            about |= {"texts": folder.name, "seed": seed, "arm": arm}
-            texts = notes(folder, options.notes, seed)
+        for seed, arm, source in product(options.seeds, options.arms, [*options.people, *options.folders]):
+            texts = texts_of(source, options.notes, seed)
+            about |= {"texts": f"person {source}" if source in options.people else source.name}
+            about |= {"seed": seed, "arm": arm}
             for row in measure(base, keeping, texts, seed, ARMS[arm], asked, by_base):
                 rows.append(evidence.show(about | row))
             evidence.record("kept-answers", SOURCES, rows, options.record, device.type == "cpu")
 
 
+def texts_of(source: int | Path, number: int, seed: int) -> list:
+    """Returns notes of an invented person, or the files of some notes in a folder."""
+    if isinstance(source, Path):
+        return notes(source, number, seed)
+    return [note.text for note in know_people.person(source, number).notes]
+
+
 def measure(
     base: BaseModel,
     keeping: "Keeping",
-    texts: Sequence[Path],
+    texts: Sequence[str | Path],
     seed: int,
     arm: Arm,
     asked: Sequence[Question],
