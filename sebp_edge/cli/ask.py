@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -54,24 +54,20 @@ def ask(
         if question is None and as_json and sys.stdin.isatty():
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
-        answers = _Answers(
-            texts, name, model, passages, {"device": device, "politeness": Politeness.of(threads=threads)}
-        )
-        if question is not None:
-            answer = answers.get(question)
-            _show(answer, question, as_json)
-            if answer.quoted:
-                answers.advise()
-        elif sys.stdin.isatty():
-            _converse(answers)
-        else:
-            _answer_lines(answers, as_json)
+        answers = _Answers(texts, name, model, passages, device=device, politeness=Politeness.of(threads=threads))
+        if question is None:
+            _answer_each(answers, as_json)
+            return
+        answer = answers.get(question)
+        _show(answer, question, as_json)
+        if answer.quoted:
+            answers.advise()
 
 
 class _Answers:
     """Answers questions: with the reader, if there is one, else with sentences, which takes no torch."""
 
-    def __init__(self, texts, name: str | None, model: str | None, passages: int, settings: dict):
+    def __init__(self, texts, name: str | None, model: str | None, passages: int, **settings):
         with without_collection("reading"):
             # Imported late, since its readers of files take a while.
             from sebp_edge.run import asking
@@ -84,9 +80,8 @@ class _Answers:
             if reader is not None or name is not None:
                 self._settings = settings | choose_model(name or READER, reader and reader.version, model)[0]
 
-    def get(self, question: str, before: list[tuple[str, str]] | None = None) -> Answer:
+    def get(self, question: str, before: Sequence[tuple[str, str]] = ()) -> Answer:
         """Returns the answer to a question, after others with their answers."""
-        before = before or []
         with err.status("reading", spinner="line"):
             index = self._searched.index(self._texts)
             answer = self._quote(question, index, self._passages, before[-1][0] if before else "")
@@ -103,11 +98,8 @@ class _Answers:
         if self._settings is None and err.is_terminal:
             model = self._model
             named = shlex.quote(model.location if model.has_path else model.name) if model else "NAME"
-            err.print(
-                f"This quotes your texts; to have a model answer: sebp-edge adapt --recipe ask --model {named}",
-                style="dim",
-                markup=False,
-            )
+            advice = f"To have a model answer, not a quotation: sebp-edge adapt --recipe ask --model {named}"
+            err.print(advice, style="dim", markup=False)
 
 
 def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
@@ -124,24 +116,28 @@ def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
     return first, [Path(each) for each in rest]
 
 
-def _converse(answers: _Answers) -> None:
-    before: list[tuple[str, str]] = []
-    answers.advise()
-    out.print("Ask about your texts; an empty line ends.", style="dim")
-    for question in _typed():
+def _answer_each(answers: _Answers, as_json: bool) -> None:
+    """Answers what is typed, as a conversation, or each line of the input with a line, an empty one if it is refused."""
+    is_typed, before = sys.stdin.isatty(), []
+    if is_typed:
+        answers.advise()
+    for question in _typed() if is_typed else _lines():
         try:
             answer = answers.get(question, before)
         except TextsError as error:  # of this question, so another one may be asked
             print_error(str(error))
+            if not is_typed:
+                print_json(error.to_dict()) if as_json else typer.echo()
         else:
-            before.append((question, answer.text))
-            _show(answer, question, as_json=False)
+            before += [(question, answer.text)] if is_typed else []
+            _show(answer, question, as_json, on_one_line=not is_typed)
 
 
 def _typed() -> Iterator[str]:
     """Yields the questions that are typed, until an empty line or the end of the input."""
     with contextlib.suppress(ImportError):  # on Windows, whose terminals edit lines themselves
         import readline  # noqa: F401  lets `input` edit lines, and go back to earlier ones
+    out.print("Ask about your texts; an empty line ends.", style="dim")
     while True:
         try:
             question = input("> ").strip()
@@ -155,20 +151,13 @@ def _typed() -> Iterator[str]:
         yield question
 
 
-def _answer_lines(answers: _Answers, as_json: bool) -> None:
-    """Answers each line of the standard input with a line; a question that is refused has an empty one."""
+def _lines() -> Iterator[str]:
+    """Yields the lines of the standard input that are not empty."""
     sys.stdin.reconfigure(errors="surrogateescape")  # so that only a question that is not UTF-8 is refused
-    asked = False
+    question = None
     for question in filter(None, map(str.strip, sys.stdin)):
-        asked = True
-        try:
-            answer = answers.get(question)
-        except TextsError as error:
-            print_error(str(error))
-            print_json(error.to_dict()) if as_json else typer.echo()
-        else:
-            _show(answer, question, as_json, on_one_line=True)
-    if not asked:
+        yield question
+    if question is None:
         raise OptionError("No question was given; give one before the paths, or one on each line of the input.")
 
 
