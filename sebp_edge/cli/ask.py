@@ -117,7 +117,7 @@ def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
 
 
 def _answer_each(answers: _Answers, as_json: bool) -> None:
-    """Answers what is typed, as a conversation, or each line of the input with a line, an empty one if it is refused."""
+    """Answers what is typed, or each line of the input with a line, which is empty if the question is refused."""
     is_typed, before = sys.stdin.isatty(), []
     if is_typed:
         answers.advise()
