@@ -11,8 +11,8 @@ from sebp_edge.ask.values import MONTH, values
 MIN_SUPPORT = 0.6
 # A value that is there may have so many words around it that are not, such as "number".
 FEW_WORDS = 2
-# A negation is about words that are at most so many words before or after it.
-NEAR = 7
+# How many words before a negation and after it it is about; "without" is about few.
+BEFORE, AFTER, AFTER_WITHOUT = 3, 7, 2
 
 # In plain texts, in the languages of whose small words `terms` has lists; "no. 12" is none.
 _NEGATION = re.compile(
@@ -21,6 +21,7 @@ _NEGATION = re.compile(
     r"nunca|jamas|sin|ningun[ao]?|nadie|nada|non|nessun[ao]?|senza|niente|nao|nem|sem|nenhuma?|ikke|inte|aldrig|не|нет)\b"
     r"|[不没沒無]|ない|ません|않"
 )
+_WITHOUT = {"without", "ohne", "zonder", "sans", "sin", "senza", "sem"}
 _CLAUSE_END = re.compile(r"[,;:]\s+|\s[-–—]\s|\bbut\b|\baber\b|\bmais\b|\bpero\b")
 # What a model says of itself, of its text or of its failure, in plain texts.
 _TALK = re.compile(
@@ -102,8 +103,11 @@ def _is_denied(clause: str, said: set[str]) -> bool:
     """Whether a clause, in plain form, has a negation near one of these words."""
     words = [found.start() for found in _ANY_WORD.finditer(clause)]
     near = [number for number, found in enumerate(_ANY_WORD.findall(clause)) if beginnings(found) & said]
-    denied = [bisect(words, found.start()) - 1 for found in _NEGATION.finditer(clause)]
-    return any(abs(one - other) <= NEAR for one in denied for other in near)
+    for found in _NEGATION.finditer(clause):
+        at, after = bisect(words, found.start()) - 1, AFTER_WITHOUT if found[0] in _WITHOUT else AFTER
+        if any(at - BEFORE <= number <= at + after for number in near):
+            return True
+    return False
 
 
 def _units(text: str) -> set[str]:

@@ -33,6 +33,9 @@ HAUS = "haus.md\nDer Schlüssel liegt nicht im Flur. Die Heizung läuft ohne Str
         (HAUS, "Wie läuft die Heizung?", "mit Strom", False),
         (HOUSE, "Which boat?", "I am not going to sell the boat, and not this year.", False),
         ("a.md\nI still have a cough because of the car that was rather cold and not far.", "What?", "a cough", True),
+        ("a.md\nIt is taken without penalty up to 11 October.", "Until when?", "11 October", True),
+        ("a.md\nThey pay up to 520 euros in all and not a cent beyond.", "How much?", "520 euros", True),
+        ("a.md\nAnna did not come.", "Who came?", "Anna", False),
         # Names, as they are.
         (KAYAK, "Who has my kayak?", "Sorcha", True),
         (KAYAK, "Who has my kayak?", "Sorcha Kelly", False),
