@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_913
+MAX_LINES = 51_202
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_593,
-    "ask": 1_060,
+    "files at the root": 1_594,
+    "ask": 1_205,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 2_901,
+    "cli": 2_939,
     "engine": 9,
     "engine.memory": 1_652,
     "engine.models": 4_683,
@@ -75,9 +75,9 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_501,
-    "serve": 3_008,
-    "store": 2_779,
+    "run": 5_559,
+    "serve": 3_046,
+    "store": 2_788,
     "values": 1_849,
 }
 MAX_ENTRIES_AT_ROOT = 20
