@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_202
+MAX_LINES = 51_289
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_594,
-    "ask": 1_205,
+    "ask": 1_282,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 2_939,
+    "cli": 2_945,
     "engine": 9,
     "engine.memory": 1_652,
     "engine.models": 4_683,
@@ -75,8 +75,8 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_559,
-    "serve": 3_046,
+    "run": 5_561,
+    "serve": 3_048,
     "store": 2_788,
     "values": 1_849,
 }

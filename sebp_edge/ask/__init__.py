@@ -7,6 +7,7 @@ passages, index    documents -> passages; a question -> the best of them
 searched_texts     the index of texts; reads again only those that have changed
 answer             whether there is an answer; a reply, or a quotation in its place
 sentences          passages -> sentences; the one that holds what is asked
+several            questions about several notes, and their passages by date
 standing           whether a reply stands in a passage
 wording            questions below passages, as a conversation with the model
 practice           the bundled notes, and the questions about them

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sebp_edge.ask.index import Hit
 from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.sentences import best_sentence, closest, line_of, sentences_of
+from sebp_edge.ask.several import asks_for_several, in_order
 from sebp_edge.ask.standing import stands_in
 
 NOT_FOUND = "Not in your notes."
@@ -29,6 +30,8 @@ class Answer:
         sources: the best passages, first the one with the answer: document, headings, line, text.
         sentence: the one of the first source that is quoted, or has most words of the reply, as it stands there.
         line: on which that sentence begins in its document.
+        sentences: of each source, if the question is about several notes; `text` has them with their dates, a line
+            each. Empty otherwise.
     """
 
     text: str
@@ -37,6 +40,7 @@ class Answer:
     sources: tuple[Passage, ...] = ()
     sentence: str = ""
     line: int | None = None
+    sentences: tuple[str, ...] = ()
 
 
 def is_found(hits: list[Hit]) -> bool:
@@ -44,11 +48,26 @@ def is_found(hits: list[Hit]) -> bool:
     return bool(hits) and hits[0].strength >= MIN_STRENGTH
 
 
-def quoted(question: str, hits: list[Hit]) -> Answer:
-    """Returns the best sentence of what was found as the answer, which takes no model; or that nothing was found."""
+def quoted(question: str, hits: list[Hit], num_passages: int) -> Answer:
+    """Returns the best sentence of what was found as the answer, which takes no model; or that nothing was found.
+
+    A question about several notes is answered with a sentence of each passage that is nearly as strong as the first.
+
+    Args:
+        hits: the best ones, and more than `num_passages` if the question is about several notes.
+    """
     if not is_found(hits):
         return Answer(NOT_FOUND, found=False)
-    return checked("", question, tuple(hit.passage for hit in hits))
+    if asks_for_several(question) and len(several := in_order(question, hits)) > 1:
+        return _listed(question, tuple(hit.passage for hit in several))
+    return checked("", question, tuple(hit.passage for hit in hits[:num_passages]))
+
+
+def _listed(question: str, passages: tuple[Passage, ...]) -> Answer:
+    sentences = tuple(best_sentence(question, each) for each in passages)
+    lines = (f"{each.date} {' '.join(said.split())}".strip() for each, said in zip(passages, sentences, strict=True))
+    line = line_of(sentences[0], passages[0])
+    return Answer("\n".join(lines), True, True, passages, sentences[0], line, sentences)
 
 
 def checked(reply: str, question: str, passages: tuple[Passage, ...]) -> Answer:

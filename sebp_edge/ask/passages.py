@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import NamedTuple
 
+from sebp_edge.ask.terms import plain
+from sebp_edge.ask.values import values
 from sebp_edge.values.documents import Content, Conversation, Document
 
 # In characters. A document or section of at most MAX is one passage; one of less than MIN is joined with the next.
@@ -14,6 +17,8 @@ _HEADING = re.compile(r"(#{1,6})[ \t]+(\S.*?)[ \t]*#*$|(={1,6})[ \t]+(\S.*?)(?:[
 _UNDERLINE = re.compile(r"(?:=+|-{3,}|~{3,})\s*$")
 _ITEM = re.compile(r"\s*(?:[-*+•–]|\d{1,3}[.)]|[a-z]\))\s+\S")
 _FENCE = re.compile(r"\s*(`{3,}|~{3,})")
+# When a note was made, in its front matter.
+_MADE = re.compile(r"^\W*(?:date|created|datum|erstellt|fecha|data)\b.*", re.IGNORECASE | re.MULTILINE)
 _ROW = re.compile(r"\s*\|")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"”’)]?\s+|(?<=[。！？])")
 
@@ -26,12 +31,15 @@ class Passage:
         document: the document's source.
         headings: those that the passage stands under, from the outermost.
         line: of the document's front matter and text, from 1, on which the passage begins.
+        date: the day of its innermost heading with one, else of the front matter or the file's name, such as
+            "2024-03-04"; empty if none has a year.
     """
 
     document: str
     headings: tuple[str, ...]
     line: int
     text: str
+    date: str = ""
 
     @property
     def place(self) -> str:
@@ -72,10 +80,20 @@ def passages_of(document: Document) -> list[Passage]:
     if end > begin:
         found.append((begin, end, kept))
     lines, at, passages = 1, 0, []
+    made = _day("\n".join(_MADE.findall(document.front_matter))) or _day(PurePath(document.source).stem)
     for begin, end, titles in found:
         lines, at = lines + text.count("\n", at, begin), begin
-        passages.append(Passage(document.source, titles, lines, text[begin:end].rstrip()))
+        own = text[begin:end].split("\n", 1)[0]
+        dated = (own if _HEADING.match(own) else "", *reversed(titles))
+        date = next(filter(None, map(_day, dated)), made)
+        passages.append(Passage(document.source, titles, lines, text[begin:end].rstrip(), date))
     return passages
+
+
+def _day(text: str) -> str:
+    """Returns the first day with a year in a text; empty if there is none."""
+    dates = values(plain(text.replace("_", "-"))).dates if text else []
+    return next((f"{date.year}-{date.day}" for date in dates if date.year), "")
 
 
 def text_of(content: Content) -> str:

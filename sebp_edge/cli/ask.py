@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
+from sebp_edge.ask.sentences import line_of
 from sebp_edge.cli.base_model import choose_model, open_store, personalizer_class
 from sebp_edge.cli.console import (
     err,
@@ -85,7 +86,7 @@ class _Answers:
         with err.status("reading", spinner="line"):
             index = self._searched.index(self._texts)
             answer = self._quote(question, index, self._passages, before[-1][0] if before else "")
-        if self._settings is None or not answer.found:
+        if self._settings is None or not answer.found or answer.sentences:
             return answer
         if self._personalizer is None:
             self._personalizer = personalizer_class()(**self._settings)
@@ -168,7 +169,11 @@ def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = F
             print_chunk(answer.text, as_json=True)
         print_json({"event": "result", "result_of": "ask", "question": question, **asdict(answer)})
     elif on_one_line:
-        typer.echo("\t".join([said, *places[:1]]))
+        typer.echo("\t".join([said.replace("\n", " / "), *places[:1]]))
+    elif answer.sentences:
+        for line, place in zip(answer.text.split("\n"), places, strict=True):
+            out.print(line, markup=False)
+            out.print(f"    {place}", style="dim", markup=False)
     else:
         out.print(said, markup=False)
         for place in places:
@@ -177,5 +182,6 @@ def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = F
 
 def _places(answer: Answer) -> list[str]:
     """Returns where the sources stand, the first one with the line of the answer."""
-    lines = [answer.line, *(source.line for source in answer.sources[1:])]
+    lines = [line_of(said, each) for said, each in zip(answer.sentences, answer.sources, strict=False)]
+    lines = lines or [answer.line, *(source.line for source in answer.sources[1:])]
     return [f"{printable(each.place)}, line {line}" for each, line in zip(answer.sources, lines, strict=False)]

@@ -2,6 +2,7 @@
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer, quoted
 from sebp_edge.ask.searched_texts import SearchedTexts
+from sebp_edge.ask.several import MOST, asks_for_several
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.recipe import READER
 from sebp_edge.store.adapter_store import AdapterStore
@@ -22,7 +23,8 @@ def quote(question: str, texts, num_passages: int = NUM_PASSAGES, before: str = 
         raise TextsError("The question is empty; ask something.")
     if num_passages < 1:
         raise OptionError(f"num_passages is {num_passages}; expected 1 or more.")
-    return quoted(question, SearchedTexts().index(texts).search(question, num_passages, before=before))
+    most = max(MOST, num_passages) if asks_for_several(question) else num_passages
+    return quoted(question, SearchedTexts().index(texts).search(question, most, before=before), num_passages)
 
 
 def find_reader(store: AdapterStore, reference: ModelReference | None) -> SavedAdapter | None:

@@ -50,7 +50,9 @@ class NotesTools:
         if not found["found"]:
             return {"found": False, "about": "The notes do not say.", "sources": sources}
         if found["quoted"]:
-            said = {"about": f"Quoted from the note {sources[0]['note']!r}. {QUOTED}", "quotation": found["text"]}
+            several = len(found["sentences"])
+            place = f"{several} notes, by date" if several else f"the note {sources[0]['note']!r}"
+            said = {"about": f"Quoted from {place}. {QUOTED}", "quotation": found["text"]}
         else:
             said = {
                 "about": f"A language model wrote the reply from the notes. {QUOTED}",

@@ -66,7 +66,7 @@ ADAPTED = {
 # Keys that events and results have had since a later version; those of before lack them.
 ADDED: dict[type, dict[str, Any]] = {
     Evaluated: {"learning_rate": float},
-    Answer: {"sentence": str, "line": int | None},
+    Answer: {"sentence": str, "line": int | None, "sentences": tuple[str, ...]},
 }
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
 MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
