@@ -4,8 +4,11 @@ Both notes and questions become terms here: SQLite's tokenizers need to know no 
 be an operator.
 """
 
+import math
 import re
 import unicodedata
+from functools import cache
+from pathlib import Path
 
 from sebp_edge.ask.values import date_terms, plain_numbers
 from sebp_edge.basics.scripts import UNSPACED
@@ -23,6 +26,9 @@ _LETTERS = str.maketrans({"ø": "o", "æ": "ae", "œ": "oe", "ł": "l", "đ": "d
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
+
+# How much a word says that says little; the commonest word else, and how much more one does that is ten times rarer.
+SMALL, COMMONEST, PER_TENFOLD = 0.2, 0.28, 0.165
 
 # Words that say little about what is asked, in English, and in other languages that are written with spaces.
 _ENGLISH = _words("""
@@ -46,6 +52,24 @@ _ENGLISH_ONLY = _ENGLISH - _words("a am an in is it on for so we of at as her hi
 def is_small(word: str) -> bool:
     """Whether a word says little about what is asked."""
     return word in _ENGLISH or word in _OTHERS
+
+
+def weight(word: str) -> float:
+    """Returns how much a word of a question says, whatever the notes are: 1 if it is rare in English, or no word of it.
+
+    "Name" and "drive" may be rare in notes, but say less than "kayak".
+    """
+    if is_small(word):
+        return SMALL
+    rank = _ranks().get(word)
+    return 1.0 if rank is None else COMMONEST + PER_TENFOLD * math.log10(rank)
+
+
+@cache
+def _ranks() -> dict[str, int]:
+    lines = Path(__file__).with_name("common_words.txt").read_text(encoding="utf-8").splitlines()
+    words = " ".join(line for line in lines if not line.startswith("#")).split()
+    return {word: rank for rank, word in enumerate(words, 1)}
 
 
 def plain(text: str) -> str:
