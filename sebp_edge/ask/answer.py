@@ -14,9 +14,9 @@ NOT_FOUND = "Not in your notes."
 # three (kernels/bench/how-the-recipes-were-chosen.md).
 NUM_PASSAGES = 1
 
-# Below it, nothing was found (see `Hit`). The lowest at which at least 80 % of what the notes of the development people
-# do not answer is refused, among 1,000 public notes; of what they answer, at most 2 %.
-MIN_STRENGTH = 1.15
+# Below it, nothing was found (see `Hit`). The middle of the range in which at most 10 % of the development people's
+# questions that their notes answer are refused, and at least 80 % of others, with 20 to 1,000 notes.
+MIN_STRENGTH = 1.2
 # The least share of a reply's words, those of the question aside, that the passages must have.
 MIN_SUPPORT = 0.6
 # A value that is there may have so many words around it that are not, such as "number".

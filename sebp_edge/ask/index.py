@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from sebp_edge.ask.passages import Passage, passages_of
-from sebp_edge.ask.terms import is_english, is_small, terms, weight
+from sebp_edge.ask.terms import is_english, is_small, terms
 from sebp_edge.errors import MachineError
 from sebp_edge.values.documents import Document, as_json
 
@@ -23,6 +23,8 @@ SHARE_OF_DOCUMENT = 0.5
 # Words of at least so many characters find longer ones with their beginning, such as German compounds, and shorter ones
 # within them, in languages other than English.
 MIN_COMMON = 5
+# How much a word counts that says little.
+SMALL = 0.2
 # A question with fewer words that say something is searched with the one before it.
 FEW_WORDS = 3
 # The most words of a question that are searched: its rarest.
@@ -150,20 +152,20 @@ class Index:
 
     def _ranked(self, words: list[str], limit: int) -> list[Hit]:
         found = sorted(
-            ((word, self._scores(word, related=len(words) <= MAX_TERMS)) for word in words),
+            ((is_small(word), self._scores(word, related=len(words) <= MAX_TERMS)) for word in words),
             key=lambda each: (not each[1], len(each[1])),
         )[:MAX_TERMS]
-        total = sum(weight(word) * self._rarity(len(rows)) for word, rows in found)
+        total = sum((SMALL if small else 1.0) * self._rarity(len(rows)) for small, rows in found)
         scores: defaultdict[int, float] = defaultdict(float)
-        best: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        for word, rows in found:
+        best: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        for number, (small, rows) in enumerate(found):
             for row, score in rows.items():
-                score *= weight(word)
+                score *= SMALL if small else 1.0
                 scores[row] += score
                 of_document = best[self._passages[row].document]
-                of_document[word] = max(score, of_document.get(word, 0))
+                of_document[number] = max(score, of_document.get(number, 0))
         whole = {document: SHARE_OF_DOCUMENT * sum(of_words.values()) for document, of_words in best.items()}
-        telling = {row for word, rows in found if not is_small(word) for row in rows}
+        telling = {row for small, rows in found if not small for row in rows}
         ranked = sorted(((scores[row] + whole[self._passages[row].document], -row) for row in telling), reverse=True)
         scale = math.sqrt(total * self._rarity(0))
         return [Hit(self._passages[-row], score / scale) for score, row in ranked[:limit]]

@@ -4,11 +4,8 @@ Both notes and questions become terms here: SQLite's tokenizers need to know no 
 be an operator.
 """
 
-import math
 import re
 import unicodedata
-from functools import cache
-from pathlib import Path
 
 from sebp_edge.ask.values import date_terms, plain_numbers
 from sebp_edge.basics.scripts import UNSPACED
@@ -27,9 +24,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# How much a word says that says little; the commonest word else, and how much more one does that is ten times rarer.
-SMALL, COMMONEST, PER_TENFOLD = 0.2, 0.28, 0.165
-
 # Words that say little about what is asked, in English, and in other languages that are written with spaces.
 _ENGLISH = _words("""
     a about after all also am an and any are as at be been before but by can could did do does for from get go got had
@@ -45,31 +39,15 @@ _OTHERS = _words("""
     meiner meines unser unsere uns zum zur im bei laut viel oft kann soll ab vor nach aus mich mir welchem wem wat mijn
     onze ons moet zijn er aan bij tot kan uit te dat die gaat mon ma mes notre nos sont mi mis nuestro nuestra mio mia
 """)
+# Words that say what kind of thing is asked for. Not among the English ones, since some are words of other languages.
+_ASKING = _words("call called calls mean means name named names sort sorts stand stands type types")
 # Without those that stand in texts of other languages too.
 _ENGLISH_ONLY = _ENGLISH - _words("a am an in is it on for so we of at as her his has had was i do also all me")
 
 
 def is_small(word: str) -> bool:
     """Whether a word says little about what is asked."""
-    return word in _ENGLISH or word in _OTHERS
-
-
-def weight(word: str) -> float:
-    """Returns how much a word of a question says, whatever the notes are: 1 if it is rare in English, or no word of it.
-
-    "Name" and "drive" may be rare in notes, but say less than "kayak".
-    """
-    if is_small(word):
-        return SMALL
-    rank = _ranks().get(word)
-    return 1.0 if rank is None else COMMONEST + PER_TENFOLD * math.log10(rank)
-
-
-@cache
-def _ranks() -> dict[str, int]:
-    lines = Path(__file__).with_name("common_words.txt").read_text(encoding="utf-8").splitlines()
-    words = " ".join(line for line in lines if not line.startswith("#")).split()
-    return {word: rank for rank, word in enumerate(words, 1)}
+    return word in _ENGLISH or word in _OTHERS or word in _ASKING
 
 
 def plain(text: str) -> str:
