@@ -1,7 +1,10 @@
 """Bundled notes of invented people, with questions in a person's words.
 
-They are set on a space station, in a fairy tale and aboard a ship, so that their facts are not taken for those of a
-user's notes. A file `practice/*.toml` in another language adds notes in it.
+Those of `PRACTICE` are trained on. They are set on a space station, in a fairy tale and aboard a ship, so that their
+facts are not taken for those of a user's notes. A file `practice/*.toml` in another language adds notes in it.
+
+Those of `QUIZ` are asked about by the gate only. They are everyday notes, since nobody learns them. No setting may be
+chosen by them.
 """
 
 import tomllib
@@ -12,7 +15,7 @@ from pathlib import Path
 from sebp_edge.values.documents import Document
 from sebp_edge.values.reading import Reading
 
-FOLDER = Path(__file__).parent / "practice"
+PRACTICE, QUIZ = (Path(__file__).parent / name for name in ("practice", "quiz"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +26,28 @@ class PracticeQuestion:
     answer: str
 
 
-def practice_questions() -> dict[str, tuple[PracticeQuestion, ...]]:
-    """Returns the questions about each practice note, by its text."""
+def practice_questions(folder: Path = PRACTICE) -> dict[str, tuple[PracticeQuestion, ...]]:
+    """Returns the questions about each note of a folder, by its text."""
     return {
         written["text"].strip(): tuple(
             PracticeQuestion(tuple(fact["ask"]), fact["answer"]) for fact in written["facts"]
         )
-        for written in _written()
+        for written in _written(folder)
     }
 
 
-def practice_reading() -> Reading:
-    """Returns the practice notes as documents."""
+def practice_reading(folder: Path = PRACTICE) -> Reading:
+    """Returns the notes of a folder as documents."""
     return Reading(
-        [Document(f"practice/{each['name']}.md", each["text"].strip(), each["name"]) for each in _written()], []
+        [Document(f"{folder.name}/{each['name']}.md", each["text"].strip(), each["name"]) for each in _written(folder)],
+        [],
     )
 
 
 @cache
-def _written() -> tuple[dict, ...]:
+def _written(folder: Path) -> tuple[dict, ...]:
     return tuple(
         note
-        for file in sorted(FOLDER.glob("*.toml"))
+        for file in sorted(folder.glob("*.toml"))
         for note in tomllib.loads(file.read_text(encoding="utf-8"))["note"]
     )

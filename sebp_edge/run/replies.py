@@ -22,11 +22,12 @@ def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:
     """
     notes, general = quiz.about_notes, quiz.general
     kinds = ([q.found for q in notes], [q.right for q in notes], [q.alone for q in notes], [q.alone for q in general])
-    prompts = list(dict.fromkeys(chain.from_iterable(kinds)))  # the passage that is found is the right one mostly
+    # The passage that is found is the right one mostly.
+    prompts = [prompt for prompt in dict.fromkeys(chain.from_iterable(kinds)) if prompt]
     replies = answer_all(
         base.model, base.tokenizer, [*map(list, prompts)], end_ids(base.tokenizer), REPLY_TOKENS, check
     )
-    reply_to = dict(zip(prompts, replies, strict=True))
+    reply_to = {(): "", **dict(zip(prompts, replies, strict=True))}
     return Replies(*(tuple(reply_to[prompt] for prompt in kind) for kind in kinds))
 
 

@@ -30,7 +30,7 @@ class QuizFigures:
             that the search finds.
         right_active: the same of the version that was active before; None without one.
         right_passage_before, right_passage_after: below the passage with the answer.
-        alone_before, alone_after: without a passage.
+        alone_before, alone_after: without a passage; only practice notes are asked about so.
         refused, rightly_refused: how many the search refuses, and how many it would refuse without their notes.
         general_questions, general_before, general_after: the same of general questions.
     """

@@ -21,6 +21,7 @@ class QuizQuestion:
 
     Attributes:
         answers: each of which is right.
+        alone: without a passage; empty if it is not asked so.
         found, right: the question below the passage that the search finds, and below the one with the answer; None for
             a question that is not about notes.
     """

@@ -1,14 +1,16 @@
 """The benchmark of reading: its people, its questions, and what counts as right."""
 
+import csv
 import random
 
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
-from reader_notes import NO_EFFECT, make_quick, save_model, write_general
+from reader_notes import NO_EFFECT, NOTES, RECIPE, make_note, make_quick, save_model, write_general
 
 import evidence
-from quality import know_people, quizzes, reading
+from quality import know_people, quiz_power, quizzes, reader_settings, reading
 from quality.quizzes import first_sentence, is_right, stands_in
+from sebp_edge.ask import practice
 
 SEEDS = range(4)
 TUNING, TEST = know_people.TUNING, know_people.TEST
@@ -199,3 +201,39 @@ def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
     # A random model's replies stand in no passage, so that a sentence of the passage is quoted.
     assert base == {"arm": "base", "person": "1", "found": "0", "answered": reader["answered"]}
     assert reader["arm"] == "reader"
+
+
+def test_a_setting_is_the_recipe_with_its_values():
+    one, some = map(reader_settings.recipe_of, ("4e-4:2:160:0.3", "2e-4,7e-4:1:80:0.1"))
+    assert (one.learning_rates, one.epochs, one.min_steps, one.general) == ((4e-4,), 2, 160, 0.3)
+    assert (some.learning_rates, some.epochs, some.questions) == ((2e-4, 7e-4), 1, "practice")
+
+
+@pytest.mark.slow
+def test_settings_are_measured_and_written_as_they_come(capsys, monkeypatch, tmp_path):
+    make_quick(monkeypatch, write_general(tmp_path))
+    others = tuple(map(make_note, ["stove", "sofa", "globe", "wardrobe", "mangle", "cradle"]))
+    notes = {practice.PRACTICE: NOTES, practice.QUIZ: others}
+    monkeypatch.setattr(practice, "_written", notes.__getitem__)
+    monkeypatch.setattr(reading, "NUM_NOTES", 3)
+    monkeypatch.setattr(reader_settings, "OWN", RECIPE)
+    model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
+    file = tmp_path / "rows.csv"
+    settings = ["1e-9:1:1:0.05", "2e-2:1:16:0.05"]
+    options = ["--model", str(model), "--device", "cpu", "--people", "1", "--file", str(file), "--settings", *settings]
+    reader_settings.main(options)
+    with file.open(encoding="utf-8") as stream:
+        base, nothing, trained = csv.DictReader(stream)
+    assert (base["setting"], base["own_questions"], base["own_before"], base["found"]) == ("base", "6", "0", "0.0")
+    assert (nothing["verdict"], nothing["own"], nothing["own_gained"]) == ("no gain", "0", "0")
+    assert (trained["verdict"], trained["own"], trained["own_gained"], trained["own_lost"]) == ("better", "6", "6", "0")
+    assert int(trained["quiz"]) == int(trained["questions"]) > 6
+    assert trained["chosen"] == "0.02" and int(trained["steps"]) >= 16
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_the_power_of_the_quiz_is_that_of_its_sign_test():
+    assert [quiz_power.least(number) for number in (0, 4, 5, 8, 20)] == [1, 5, 5, 7, 15]
+    # All five of five questions, and never fewer.
+    assert quiz_power.power(5, 0.5, 0.0) == pytest.approx(0.5**5)
+    assert quiz_power.power(300, 0.1, 0.1) < 0.05 < quiz_power.power(300, 0.2, 0.1)

@@ -26,7 +26,7 @@ GENERAL = "The ferry left at six.\n<|text|>\nThe wind was from the west, and we 
 WEIGHTS = "adapter_model.safetensors"
 
 
-def _note(thing):
+def make_note(thing):
     """A note with a fact, among words that no other note has."""
     others = " ".join("".join(random.Random(f"{thing} {n}").choices("abcdefghij", k=6)) for n in range(6))
     ask = [f"Where does the {thing} stand?", f"Where is the {thing}?"]
@@ -37,12 +37,12 @@ def _note(thing):
     }
 
 
-NOTES = tuple(map(_note, THINGS))
+NOTES = tuple(map(make_note, THINGS))
 
 
 def use_notes(patch, notes=NOTES):
-    """Makes these the practice notes."""
-    patch.setattr(practice, "_written", lambda: notes)
+    """Makes these the practice notes; the quiz has no others."""
+    patch.setattr(practice, "_written", lambda folder: notes if folder == practice.PRACTICE else ())
 
 
 def save_model(folder, tokenizer, **changes):

@@ -76,3 +76,13 @@ def test_a_training_of_all_weights_tries_no_rate(model, notes, tmp_path):
     result = made.adapt(notes[30], activate_anyway=True)
     assert not any(event.learning_rate for event in made.events if isinstance(event, Evaluated))
     assert max(rates_in(made, "train")) == result.record.recipe["learning_rate"] == LOW
+
+
+def test_where_the_loss_falls_at_no_rate_nothing_is_learnt_and_the_result_says_so(model, notes, tmp_path):
+    store = AdapterStore(tmp_path / "store")
+    made = personalizer(model, store, recipe=RECIPE.replace(learning_rate=(1.0, 2.0)))
+    result = made.adapt(notes[13])
+    assert result.verdict == "no gain" and not result.active
+    assert result.explanation.startswith("The loss on validation documents fell at no learning rate")
+    assert not rates_in(made, "all documents")
+    assert result.general_loss_after == result.general_loss_before

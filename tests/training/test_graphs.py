@@ -28,6 +28,7 @@ from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.models.vocabulary import Vocabulary
 from sebp_edge.engine.sparse.rows.batches import pack
 from sebp_edge.engine.training.graphs import GraphPool, _CapturedGraph
+from sebp_edge.engine.training.keystrokes import MOST_BYTES
 from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import CannotCapture
@@ -172,9 +173,9 @@ def test_words_that_a_graph_reads_equal_the_eager_ones():
         assert learner.plain.graphs is not None
         ((_, expected, expected_owners),) = drop_graphs(learner).losses(evaluated(learner, examples), reads_words=True)
     assert torch.equal(owners, expected_owners)
-    assert rows.shape == expected.shape == (sum(example.num_loss_tokens for example in examples), 6)
+    assert rows.shape == expected.shape == (sum(example.num_loss_tokens for example in examples), 6 + 2 * MOST_BYTES)
     # Which token is the likeliest may be a matter of rounding.
-    for column in (0, 4, 5):
+    for column in (0, 4, 5, *range(6, 6 + MOST_BYTES)):
         torch.testing.assert_close(rows[:, column], expected[:, column], rtol=2e-2, atol=2e-2)
 
 

@@ -44,7 +44,8 @@ SOURCES = (
     "sebp_edge",
     "recipes/notes.toml",
     "recipes/ask.toml",
-    *practice.FOLDER.glob("*.toml"),
+    *practice.PRACTICE.glob("*.toml"),
+    *practice.QUIZ.glob("*.toml"),
     general_texts.FOLDER / "questions.txt",
     know_people.TEST,
     know_people.__file__,
@@ -127,7 +128,12 @@ class Replies:
     def to(self, questions: list[str], passages: list[str | None]) -> list[str]:
         tokenizer = self._base.tokenizer
         pairs = zip(questions, passages, strict=True)
-        prompts = [list(prompt_for(question, tokenizer, passage).input_ids) for question, passage in pairs]
+        return self.to_prompts(
+            [list(prompt_for(question, tokenizer, passage).input_ids) for question, passage in pairs]
+        )
+
+    def to_prompts(self, prompts: list[list[int]]) -> list[str]:
+        tokenizer = self._base.tokenizer
         with self._personalizer.in_use.generating(with_adapter=True):
             return answer_all(self._base.model, tokenizer, prompts, end_ids(tokenizer), make_quiz.REPLY_TOKENS)
 

@@ -129,11 +129,11 @@ class TrainingRun:
     def train(self, gate: Gate) -> GateResult:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
-        With folds, each document is tested in a training that has not seen it, and the last training always follows,
-        with as many epochs as the median of the judged states. With one split, it follows if the gate keeps the
-        adapter: it begins in the judged state and has one epoch. It is used if the loss on the validation documents,
-        which it has seen, is lower than before. Otherwise, after a stop, or if the loss becomes NaN or infinite, a
-        single judged state is used.
+        With folds, each document is tested in a training that has not seen it, and the last training follows, with as
+        many epochs as the median of the judged states, unless that is none. With one split, it follows if the gate
+        keeps the adapter: it begins in the judged state and has one epoch. It is used if the loss on the validation
+        documents, which it has seen, is lower than before. Otherwise, after a stop, or if the loss becomes NaN or
+        infinite, a single judged state is used.
 
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
@@ -158,9 +158,14 @@ class TrainingRun:
             if self._has_judged_state and self.task.dataset.quiz is None:
                 self.result = result
             if len(self.task.schedules) > len(self._judged) and (result.passed or not self._has_judged_state):
+                judged = self.judged_states[0] if self._has_judged_state else fresh
+                start = starts[-1] if starts else judged
+                if self._judged and not result.passed and not self._median_epoch:
+                    restore(self.adaptation, start)  # nothing was learnt that would be learnt from all documents
+                    self.result = result
+                    return result
                 try:
-                    judged = self.judged_states[0] if self._has_judged_state else fresh
-                    loss = self._train_last(learner, starts[-1] if starts else judged)
+                    loss = self._train_last(learner, start)
                 except BaseException as error:
                     loss = self._undo_last(error)
                 result = self.result = self._choose_state(result, loss)
@@ -228,6 +233,11 @@ class TrainingRun:
     def _has_judged_state(self) -> bool:
         """Whether a single state was judged, which can be used by itself."""
         return len(self._judged) == 1
+
+    @property
+    def _median_epoch(self) -> int:
+        """The median of the judged states' epochs; 0 if the loss fell in less than half of the trainings."""
+        return median_low([progress.best_epoch for progress in self.progress[: len(self._judged)]])
 
     @contextmanager
     def in_judged_state(self, result: GateResult) -> Iterator[None]:
@@ -318,7 +328,7 @@ class TrainingRun:
         if progress is None:
             schedule = self.task.schedules[-1]
             if self.progress:
-                schedule.stop_after(median_low([progress.best_epoch for progress in self.progress]))
+                schedule.stop_after(self._median_epoch)
                 learner.plain.start_again(start)
             trainer = self._prepare_trainer(learner, len(self._judged))
             progress = trainer.progress
