@@ -39,13 +39,15 @@ _OTHERS = _words("""
     meiner meines unser unsere uns zum zur im bei laut viel oft kann soll ab vor nach aus mich mir welchem wem wat mijn
     onze ons moet zijn er aan bij tot kan uit te dat die gaat mon ma mes notre nos sont mi mis nuestro nuestra mio mia
 """)
+# Words that say what kind of thing is asked for. Not among the English ones, since some are words of other languages.
+_ASKING = _words("call called calls mean means name named names sort sorts stand stands type types")
 # Without those that stand in texts of other languages too.
 _ENGLISH_ONLY = _ENGLISH - _words("a am an in is it on for so we of at as her his has had was i do also all me")
 
 
 def is_small(word: str) -> bool:
     """Whether a word says little about what is asked."""
-    return word in _ENGLISH or word in _OTHERS
+    return word in _ENGLISH or word in _OTHERS or word in _ASKING
 
 
 def plain(text: str) -> str:
