@@ -55,10 +55,10 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_289
+MAX_LINES = 51_291
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_594,
-    "ask": 1_282,
+    "ask": 1_284,
     "basics": 884,
     "basics.pages": 257,
     "cli": 2_945,
