@@ -327,15 +327,16 @@ class Personalizer(AbstractContextManager["Personalizer"]):
     ) -> Answer:
         """Answers a question from texts, and names the passages that the answer was read in.
 
-        Shows the model the passages that a search in memory finds, and compares its reply with them: one whose words or
-        values are not there gives way to a sentence of the best passage. If no passage is about the question, the
-        answer says so, and no model is loaded. Of texts that were read before, only changed files are read again.
+        Shows the model the passages that a search in memory finds, and compares its reply with them: one that does not
+        stand there, or says the opposite, gives way to a sentence of the best passage. Without a reader, or if no
+        passage is about the question, no model is loaded. Only changed files are read again.
 
         Args:
             texts: of chats and mails, what everybody wrote is searched.
+            adapter: by default the model's reader, which the recipe "ask" trains; with None the base model reads.
             before: questions and their answers' texts before this one, which a short question goes on from.
             num_passages: the most passages that the model is shown; fewer if the model's context is too short.
-            on_text: receives the model's reply before it is compared: see `Answer.quoted`.
+            on_text: receives the model's reply, once it is known to stand in a passage: see `Answer.quoted`.
         """
         greedy, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
         with self.begin_call(stop_when) as call:

@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 50_887
+MAX_LINES = 51_202
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_593,
-    "ask": 1_048,
+    "files at the root": 1_594,
+    "ask": 1_205,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 2_901,
+    "cli": 2_939,
     "engine": 9,
     "engine.memory": 1_652,
     "engine.models": 4_683,
@@ -69,16 +69,16 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_223,
-    "engine.training": 4_328,
+    "engine.training": 4_340,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_500,
-    "serve": 3_008,
-    "store": 2_779,
-    "values": 1_848,
+    "run": 5_559,
+    "serve": 3_046,
+    "store": 2_788,
+    "values": 1_849,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

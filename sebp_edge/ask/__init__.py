@@ -6,6 +6,8 @@ terms, values      a text -> the words that are searched; dates and numbers in o
 passages, index    documents -> passages; a question -> the best of them
 searched_texts     the index of texts; reads again only those that have changed
 answer             whether there is an answer; a reply, or a quotation in its place
+sentences          passages -> sentences; the one that holds what is asked
+standing           whether a reply stands in a passage
 wording            questions below passages, as a conversation with the model
 practice           the bundled notes, and the questions about them
 practice_examples  practice notes -> examples to train on; apart, since choosing a recipe needs no numpy

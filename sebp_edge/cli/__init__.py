@@ -28,6 +28,9 @@ def main() -> None:
         # File names may contain bytes that are not text, and a pipe may have another encoding than UTF-8.
         stream.reconfigure(errors="backslashreplace")
 
+    if sys.argv[1:2] == ["ask"] and not {"-h", "--help"} & {*sys.argv} and sys.stderr.isatty():
+        print("- reading", end="\r", file=sys.stderr, flush=True)  # the spinner's first frame, while it is imported
+
     from sebp_edge.cli import commands, console
 
     with console.reporting_failed_outputs():

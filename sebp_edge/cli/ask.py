@@ -3,22 +3,30 @@
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sebp_edge.ask.answer import NOT_FOUND, NUM_PASSAGES, Answer, is_found
-from sebp_edge.cli.base_model import choose_model, personalizer_class
-from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_error, print_json
+from sebp_edge.ask.answer import NUM_PASSAGES, Answer
+from sebp_edge.cli.base_model import choose_model, open_store, personalizer_class
+from sebp_edge.cli.console import (
+    err,
+    one_sentence_errors,
+    out,
+    print_chunk,
+    print_error,
+    print_json,
+    without_collection,
+)
 from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import READER
-from sebp_edge.values.documents import check_text, printable
+from sebp_edge.values.documents import printable
 
 
 def ask(
@@ -28,9 +36,7 @@ def ask(
     ],
     include: Include = None,
     exclude: Exclude = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of an adapter; without --model, by default 'reader' or 'default'.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of an adapter; by default the model's reader.")] = None,
     model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
     passages: Annotated[
         int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")
@@ -39,61 +45,92 @@ def ask(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Answer a question from your texts, and say where the answer stands. Without QUESTION, ask in a conversation."""
+    """Answer a question from your texts, and say where the answer stands.
+
+    Without QUESTION, ask in a conversation, or answer each line of the standard input.
+    """
     with one_sentence_errors(as_json=as_json, takes_time=True):
         question, paths = _question_and_paths(arguments)
-        if question is None and as_json:
+        if question is None and as_json and sys.stdin.isatty():
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
         texts = select(paths, include, exclude)
-        settings, adapter = choose_model(name, None, model, defaults=(READER, "default"))
-        settings |= {"device": device, "politeness": Politeness.of(threads=threads)}
-        reference = resolve(settings["model"])
-        if question is not None:
-            index = _search(question, texts, passages)
-            if index is None:  # without a model, whose libraries take seconds to import
-                _show(Answer(NOT_FOUND, found=False), question, as_json)
-                return
-            personalizer = personalizer_class()(**settings)
-            answer = _answer(personalizer, question, index, [], adapter, passages, as_json)
-            if answer.quoted and adapter != READER and out.is_terminal and not as_json:
-                named = shlex.quote(reference.location if reference.has_path else reference.name)
-                advice = f"sebp-edge adapt --recipe ask --model {named} trains the model to read."
-                out.print(advice, style="dim", markup=False)
+        answers = _Answers(texts, name, model, passages, device=device, politeness=Politeness.of(threads=threads))
+        if question is None:
+            _answer_each(answers, as_json)
             return
-        personalizer, before = personalizer_class()(**settings), []
-        for asked in _typed():
-            try:
-                answer = _answer(personalizer, asked, texts, before, adapter, passages, as_json)
-            except TextsError as error:  # of this question, so another one may be asked
-                print_error(str(error))
-            else:
-                before.append((asked, answer.text))
+        answer = answers.get(question)
+        _show(answer, question, as_json)
+        if answer.quoted:
+            answers.advise()
 
 
-def _search(question: str, texts, passages: int):
-    """Returns the index of texts; None if no passage is about the question."""
-    # Imported late, since its readers of files take a while.
-    from sebp_edge.ask.searched_texts import SearchedTexts
+class _Answers:
+    """Answers questions: with the reader, if there is one, else with sentences, which takes no torch."""
 
-    check_text(question, "The question")
-    index = SearchedTexts().index(texts)
-    return index if is_found(index.search(question, passages)) else None
+    def __init__(self, texts, name: str | None, model: str | None, passages: int, **settings):
+        with without_collection("reading"):
+            # Imported late, since its readers of files take a while.
+            from sebp_edge.run import asking
+
+            self._texts, self._passages, self._quote = texts, passages, asking.quote
+            self._searched, self._personalizer = asking.SearchedTexts(), None
+            self._adapter = {} if name is None else {"adapter": name}
+            self._model, self._settings = model and resolve(model), None
+            reader = asking.find_reader(open_store(), self._model) if name is None else None
+            if reader is not None or name is not None:
+                self._settings = settings | choose_model(name or READER, reader and reader.version, model)[0]
+
+    def get(self, question: str, before: Sequence[tuple[str, str]] = ()) -> Answer:
+        """Returns the answer to a question, after others with their answers."""
+        with err.status("reading", spinner="line"):
+            index = self._searched.index(self._texts)
+            answer = self._quote(question, index, self._passages, before[-1][0] if before else "")
+        if self._settings is None or not answer.found:
+            return answer
+        if self._personalizer is None:
+            self._personalizer = personalizer_class()(**self._settings)
+        with err.status("reading", spinner="line"):
+            asked = {"before": before, "num_passages": self._passages, **self._adapter}
+            return self._personalizer.ask(question, index, **asked)
+
+    def advise(self) -> None:
+        """Says on a terminal how to have a model answer, if none does."""
+        if self._settings is None and err.is_terminal:
+            model = self._model
+            named = shlex.quote(model.location if model.has_path else model.name) if model else "NAME"
+            advice = f"To have a model answer, not a quotation: sebp-edge adapt --recipe ask --model {named}"
+            err.print(advice, style="dim", markup=False)
 
 
 def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
-    """Takes the first argument for a question unless it is a path; without a question there must be a terminal."""
+    """Takes the first argument for a question unless it is a path."""
     first, *rest = arguments
     try:
         is_path = Path(first).expanduser().exists()
     except (OSError, ValueError, RuntimeError):
         is_path = False  # too long for a path
-    if not is_path:
-        if not rest:
-            raise OptionError("One argument was given, which is no path; give a question and files or folders.")
-        return first, [Path(each) for each in rest]
-    if not sys.stdin.isatty():
-        raise OptionError("No question was given; give one before the paths, or start the command on a terminal.")
-    return None, [Path(each) for each in arguments]
+    if is_path:
+        return None, [Path(each) for each in arguments]
+    if not rest:
+        raise OptionError("One argument was given, which is no path; give a question and files or folders.")
+    return first, [Path(each) for each in rest]
+
+
+def _answer_each(answers: _Answers, as_json: bool) -> None:
+    """Answers what is typed, or each line of the input with a line, which is empty if the question is refused."""
+    is_typed, before = sys.stdin.isatty(), []
+    if is_typed:
+        answers.advise()
+    for question in _typed() if is_typed else _lines():
+        try:
+            answer = answers.get(question, before)
+        except TextsError as error:  # of this question, so another one may be asked
+            print_error(str(error))
+            if not is_typed:
+                print_json(error.to_dict()) if as_json else typer.echo()
+        else:
+            before += [(question, answer.text)] if is_typed else []
+            _show(answer, question, as_json, on_one_line=not is_typed)
 
 
 def _typed() -> Iterator[str]:
@@ -114,37 +151,31 @@ def _typed() -> Iterator[str]:
         yield question
 
 
-def _answer(personalizer, question: str, texts, before, adapter, passages: int, as_json: bool):
-    streams = as_json or out.is_terminal
-    streamed: list[str] = []
-
-    def stream(chunk: str) -> None:
-        streamed.append(chunk)
-        print_chunk(chunk, as_json=as_json)
-
-    try:
-        answer = personalizer.ask(
-            question,
-            texts,
-            before=before,
-            adapter=adapter,
-            num_passages=passages,
-            on_text=stream if streams else None,
-        )
-    finally:
-        if streamed and not as_json:
-            typer.echo()
-    _show(answer, question, as_json, is_streamed=bool(streamed))
-    return answer
+def _lines() -> Iterator[str]:
+    """Yields the lines of the standard input that are not empty."""
+    sys.stdin.reconfigure(errors="surrogateescape")  # so that only a question that is not UTF-8 is refused
+    question = None
+    for question in filter(None, map(str.strip, sys.stdin)):
+        yield question
+    if question is None:
+        raise OptionError("No question was given; give one before the paths, or one on each line of the input.")
 
 
-def _show(answer: Answer, question: str, as_json: bool, *, is_streamed: bool = False) -> None:
+def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = False) -> None:
+    said, places = f'"{answer.text}"' if answer.quoted else answer.text, _places(answer)
     if as_json:
+        if answer.found and not answer.quoted:
+            print_chunk(answer.text, as_json=True)
         print_json({"event": "result", "result_of": "ask", "question": question, **asdict(answer)})
-        return
-    if answer.quoted:
-        out.print("The model's reply is not in your notes; the closest passage says:", style="dim")
-    if answer.quoted or not is_streamed:
-        out.print(answer.text, markup=False)
-    for source in answer.sources:
-        out.print(f"{printable(source.place)}, line {source.line}", style="dim", markup=False)
+    elif on_one_line:
+        typer.echo("\t".join([said, *places[:1]]))
+    else:
+        out.print(said, markup=False)
+        for place in places:
+            out.print(place, style="dim", markup=False)
+
+
+def _places(answer: Answer) -> list[str]:
+    """Returns where the sources stand, the first one with the line of the answer."""
+    lines = [answer.line, *(source.line for source in answer.sources[1:])]
+    return [f"{printable(each.place)}, line {line}" for each, line in zip(answer.sources, lines, strict=False)]

@@ -1,6 +1,6 @@
 """Opens what a command works with: the store, a Personalizer, an adapter and its base model; imports torch late."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,6 @@ def choose_model(
     version: int | None,
     model: str | None,
     load_in_4bit: bool | None = None,
-    defaults: Sequence[str] = ("default",),
 ) -> tuple[dict, str | Path | None]:
     """Returns the settings of a Personalizer, and the adapter to use with it; imports no torch.
 
@@ -55,14 +54,12 @@ def choose_model(
         adapter: the name or folder that was asked for, if any.
         model: the base model that was asked for; by default the adapter's.
         load_in_4bit: by default as in the adapter's training.
-        defaults: the names of adapters of which the first active one is used if neither adapter nor model is given.
     """
     store = open_store()
     if adapter is None and model is None:
-        adapter = next((name for name in defaults if store.adapter(name).active() is not None), None)
+        adapter = None if store.adapter("default").active() is None else "default"
         if adapter is None:
-            names = " or ".join(map(repr, defaults))
-            err.print(f"No adapter {names} is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
+            err.print(f"No adapter 'default' is active; using the base model {DEFAULT_MODEL!r}.", style="dim")
     record = store.find(adapter, version).record if adapter else None
     base = model or (find_base_model(store, record) if record else DEFAULT_MODEL)
     if load_in_4bit is None:

@@ -173,9 +173,16 @@ def quick_imports() -> Iterator[None]:
         with contextlib.suppress(OSError):  # torch then uses the temporary folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    with without_collection("starting"):
+        yield
+
+
+@contextlib.contextmanager
+def without_collection(status: str) -> Iterator[None]:
+    """Context without garbage collection, from which objects that are made in it are excluded; shows a status line."""
     gc.disable()
     try:
-        with err.status("starting", spinner="line"):
+        with err.status(status, spinner="line"):
             yield
     finally:
         gc.freeze()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from sebp_edge.ask.answer import NOT_FOUND, Answer, checked, is_found
+from sebp_edge.ask.answer import Answer, checked
 from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.ask.wording import prompt_for, shown
@@ -13,10 +13,12 @@ from sebp_edge.engine.models.completion import Completion, complete_text
 from sebp_edge.engine.models.generation import generate_text
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.sampling import Sampling
-from sebp_edge.errors import OptionError, TextsError
+from sebp_edge.errors import BaseModelMismatch, TextsError
 from sebp_edge.lessons.prompts import EncodedPrompt, Messages, check_prompt, encode_prompt, encode_texts
+from sebp_edge.recipe import READER
+from sebp_edge.run.asking import find_reader, quote
 from sebp_edge.run.model_call import ModelCall
-from sebp_edge.run.model_in_use import AdapterChoice
+from sebp_edge.run.model_in_use import AdapterChoice, Current
 from sebp_edge.values.documents import check_text
 
 # The most characters before a completion that the model reads, about 1,000 tokens.
@@ -90,20 +92,27 @@ def ask(
     on_text: Callable[[str], None] | None,
 ) -> Answer:
     """Answers a question; see `Personalizer.ask`."""
-    check_prompt(question)
-    if num_passages < 1:
-        raise OptionError(f"num_passages is {num_passages}; expected 1 or more.")
     index = searched.index(texts, call.progress)
-    hits = index.search(question, num_passages, before=before[-1][0] if before else "")
-    if not is_found(hits):
-        return Answer(NOT_FOUND, found=False)
+    quotation, reader = quote(question, index, num_passages, before[-1][0] if before else ""), choice
+    if choice.adapter is Current.ADAPTER:
+        found = find_reader(call.store, call.reference)
+        reader = found and AdapterChoice(READER, found.version)
+    if not quotation.found or reader is None:
+        return quotation
     call.signal.check()
-    found = tuple(hit.passage for hit in hits)
-    with call.generating(choice) as (base, decoder, _):
-        prompt, passages = _prompt(question, found, before[-1:], base, sampling.max_new_tokens)
-        options = {"decoder": decoder, "on_text": on_text, "check": call.check}
-        reply = generate_text(base.model, base.tokenizer, prompt.input_ids, prompt.end_ids, sampling, **options)
-    return checked(reply, question, passages)
+    try:
+        with call.generating(reader, once=reader is not choice) as (base, decoder, _):
+            prompt, passages = _prompt(question, quotation.sources, before[-1:], base, sampling.max_new_tokens)
+            options = {"decoder": decoder, "check": call.check}
+            reply = generate_text(base.model, base.tokenizer, prompt.input_ids, prompt.end_ids, sampling, **options)
+    except BaseModelMismatch:
+        if reader is choice:
+            raise
+        return quotation  # the reader is of other weights with this name
+    answer = checked(reply, question, passages)
+    if on_text is not None and not answer.quoted:
+        on_text(answer.text)
+    return answer
 
 
 def _prompt(

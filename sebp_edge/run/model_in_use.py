@@ -57,6 +57,7 @@ class ModelInUse:
         adaptation: the adapter in use; None if there is none, or if the base model was loaded again without it.
         adapter_folder: where the adapter in use is saved; None if there is none.
         prompts: how that adapter's prompts are rendered (see `AdapterRecord.prompts`).
+        owners: the folder and prompts of the adapter that comes back, if the one in use is for one call only.
     """
 
     def __init__(self, reference: ModelReference, recipe: Recipe, device: torch.device):
@@ -65,6 +66,7 @@ class ModelInUse:
         self.adaptation: Adaptation | None = None
         self.adapter_folder: Path | None = None
         self.prompts = "text"
+        self.owners: tuple[Path | None, str] | None = None
         # The decoder of the last call, and what the model was then: the base model, and the adapter that it had.
         self._decoder: Decoder | None = None
         self._decoded: tuple[BaseModel | None, Adaptation | None] = (None, None)
@@ -159,7 +161,13 @@ class ModelInUse:
     def use_adapter(self, adaptation: Adaptation, folder: Path, record: AdapterRecord) -> None:
         """Makes an adapter that is attached to the base model, and saved in `folder`, the one in use."""
         self.adaptation, self.adapter_folder = adaptation, folder
-        self.prompts = record.prompts
+        self.prompts, self.owners = record.prompts, None
+
+    def take_back(self) -> None:
+        """Uses the owner's adapter again, or none, after one that was for one call only."""
+        if self.owners is not None:
+            self.detach_adapter()
+            (self.adapter_folder, self.prompts), self.owners = self.owners, None
 
     def detach_adapter(self) -> None:
         """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""

@@ -203,7 +203,7 @@ class CompleteParams(ModelParams):
 
 @dataclass(frozen=True, kw_only=True)
 class AskParams(TextsParams):
-    """See `Personalizer.ask`. `before` has earlier questions and answers in turns."""
+    """See `Personalizer.ask`. `before` has earlier questions and answers in turns; without an adapter, the reader."""
 
     question: str
     before: tuple[str, ...] = ()
@@ -353,6 +353,13 @@ def parse(kind: type[Kind], params: object, method: str) -> Kind:
 def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
     """Returns what a Personalizer takes as texts."""
     return [*map(Path, params.paths), *params.texts] or None
+
+
+def turns_of(params: AskParams) -> list[tuple[str, str]]:
+    """Returns the earlier questions with their answers."""
+    if len(params.before) % 2:
+        raise Refusal("invalid_params", "'before' of 'ask' has a question without its answer.")
+    return list(zip(params.before[::2], params.before[1::2], strict=True))
 
 
 def _value(value: object, kind: object) -> object:

@@ -1,4 +1,4 @@
-"""Answers one request of `plan` or `inspect` without torch, and ends: `python -m sebp_edge.serve.planner PID`.
+"""Answers one request of `plan`, `inspect` or `ask` without torch, and ends: `python -m sebp_edge.serve.planner PID`.
 
 PID is the supervisor's, which stays as small as it is: the memory that texts take ends with this process.
 """
@@ -6,20 +6,13 @@ PID is the supervisor's, which stays as small as it is: the memory that texts ta
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from sebp_edge.basics.parents import end_with_parent
-from sebp_edge.basics.stopping import StopSignal
-from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.events import finite, silent
-from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.run.call import Call
-from sebp_edge.run.conditions import Conditions, NotKnown
-from sebp_edge.run.inspection import Inspection
-from sebp_edge.run.job import JobSink
-from sebp_edge.run.preparation import Preparation
-from sebp_edge.serve.messages import PlanParams, TextsParams, error_of, parse, texts_of
+from sebp_edge.run.asking import find_reader, quote
+from sebp_edge.serve.messages import AskParams, error_of, parse, texts_of, turns_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
 from sebp_edge.store.adapter_store import AdapterStore
@@ -37,33 +30,21 @@ def _answer(request: dict) -> dict:
     try:
         params = parse(METHODS[request["method"]], request["params"], request["method"])
         check_paths(params, [*map(Path, request["folders"])])
-        return {"result": finite(_ask(params, request))}
-    except NotKnown:
-        return {"asks": "worker"}
+        if isinstance(params, AskParams):
+            return _answer_without_model(params, request)
+        from sebp_edge.serve.plans import plan  # which takes as long to import as all else
+
+        return plan(params, request)
     except Exception as error:
         return {"error": error_of(error)}
 
 
-def _ask(params: TextsParams, request: dict) -> dict:
-    reference = resolve(params.model)
-    budget = None if request["memory_budget"] is None else MemoryBudget.parse(request["memory_budget"])
-    gpu = params.gpu if isinstance(params, PlanParams) else None
-    conditions = Conditions.known(reference, params.device, request["used"], budget, gpu)
-    call = Call(
-        reference=reference,
-        on_gpu=conditions.target.on_gpu,
-        recipe=Recipe.load(params.recipe),
-        seed=check_seed(params.seed),
-        store=AdapterStore(request["store"]),
-        me=params.me,
-        budget=budget,
-        job=JobSink(silent),
-        signal=StopSignal(),
-    )
-    preparation = Preparation.under(call, texts_of(params), params.name)
-    if not isinstance(params, PlanParams):
-        return Inspection.of(preparation, conditions).to_dict()
-    return preparation.plan_for_owner(conditions).to_dict()
+def _answer_without_model(params: AskParams, request: dict) -> dict:
+    """Returns a quotation, or that nothing was found; the worker is asked what a model is to read."""
+    turns, reference = turns_of(params), resolve(params.model)
+    found = quote(params.question, texts_of(params), before=turns[-1][0] if turns else "")
+    is_read = params.adapter is not None or find_reader(AdapterStore(request["store"]), reference) is not None
+    return {"asks": "worker"} if found.found and is_read else {"result": asdict(found)}
 
 
 if __name__ == "__main__":

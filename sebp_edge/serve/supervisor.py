@@ -51,7 +51,8 @@ class Supervisor:
 
     Attributes:
         folders: those that the app may use.
-        store, jobs, planning, executor: who does what the app asks; None before `initialize`.
+        store, jobs, executor: who does what the app asks; None before `initialize`.
+        planning: for plans and inspections, and for quotations, which do not wait for those.
     """
 
     def __init__(self, descriptors: tuple[int, int], starter: int | None):
@@ -63,7 +64,7 @@ class Supervisor:
         self.folders: list[Path] = []
         self.store: ServedStore | None = None
         self.jobs: ServedJobs | None = None
-        self.planning: Planning | None = None
+        self.planning: tuple[Planning, ...] = ()
         self.executor: Executor | None = None
         self._end_at: float | None = None
         self._in_thread(self._handle, chain(self._lines, [None]))
@@ -130,10 +131,11 @@ class Supervisor:
         os.chdir(folder)
         self._parent, self.store, self.jobs, self.folders = parent, store, jobs, folders
         settings = replace(params, store=str(folder.parent), folders=tuple(map(str, folders)))
-        self.planning = Planning(self._children, settings)
+        self.planning = Planning(self._children, settings), Planning(self._children, settings)
         self.executor = Executor(self._inbox, self._app, jobs, self._children, settings)
         self._in_thread(self._answer_from_store, store.answers())
-        self._in_thread(self._answer_plan, self.planning.answers())
+        for planning in self.planning:
+            self._in_thread(partial(self._answer_plan, planning), planning.answers())
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
@@ -152,10 +154,11 @@ class Supervisor:
 
     def cancel(self, id: str | int) -> dict:
         """Cancels a request that the worker or a planner has; does nothing if it is answered already."""
-        if id in self.planning.requests:
-            self.planning.stop(id)
-        else:
-            self.executor.cancel(id)
+        for planning in self.planning:
+            if id in planning.requests:
+                planning.stop(id)
+                return {}
+        self.executor.cancel(id)
         return {}
 
     def end(self) -> dict:
@@ -201,11 +204,11 @@ class Supervisor:
         if self._end_at is not None:
             raise Refusal("ending", "The server is ending.", retry=True)
         check_paths(values, self.folders)
-        if name in WORKER:
+        worker = self.executor.worker
+        if name in WORKER and (worker or name != "ask"):
             self.executor.ask(id, name, params)
-        elif name in PLANNER:
-            worker = self.executor.worker
-            self.planning.ask(id, name, params, (worker and worker.memory) or 0)
+        elif name in WORKER or name in PLANNER:
+            self.planning[name == "ask"].ask(id, name, params, (worker and worker.memory) or 0)
         else:
             self.store.ask(id, name, values)
         return None
@@ -214,7 +217,8 @@ class Supervisor:
         if self.executor is None:
             return False
         worker = self.executor.worker
-        return id in self.store.requests or id in self.planning.requests or (worker and id in worker.requests)
+        waiting = [self.store.requests, *(each.requests for each in self.planning), worker.requests if worker else ()]
+        return any(id in requests for requests in waiting)
 
     def _answer_from_store(self, answered: tuple[str | int, dict]) -> None:
         id, answer = answered
@@ -226,10 +230,10 @@ class Supervisor:
                 answer = {"error": error_of(problem)}
         self._app.send({"id": id, **answer})
 
-    def _answer_plan(self, answered: tuple[str | int, dict]) -> None:
+    def _answer_plan(self, planning: Planning, answered: tuple[str | int, dict]) -> None:
         """Passes an answer on; what is not known without torch is asked of the worker, which no plan wakes."""
         id, answer = answered
-        request = self.planning.requests.pop(id)
+        request = planning.requests.pop(id)
         if answer == {"asks": "worker"}:
             try:
                 if request is None:

@@ -31,6 +31,7 @@ from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set
 from sebp_edge.machine.process import memory_of
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.recipe import Recipe
+from sebp_edge.run.asking import find_reader
 from sebp_edge.run.model_in_use import ModelInUse
 from sebp_edge.serve.messages import (
     AskParams,
@@ -47,6 +48,7 @@ from sebp_edge.serve.messages import (
     parse,
     shown,
     texts_of,
+    turns_of,
 )
 from sebp_edge.serve.methods import METHODS, check_paths, refuse_outside
 from sebp_edge.serve.streams import Outbox
@@ -106,6 +108,7 @@ class Worker:
         self._settings: dict = {}
         self._folders: list[Path] = []  # which the app may use, without links
         self._served: Personalizer | None = None  # which answers
+        self._quoting: Personalizer | None = None  # which answers without a model
         self._job: Personalizer | None = None  # which runs a job
         self._jobs: ThreadPoolExecutor | None = None  # its only thread
         self._handed: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None once the job has ended
@@ -245,10 +248,17 @@ class Worker:
         return {"text": found.text, **asdict(found)}
 
     def _ask(self, params: AskParams, id: str | int) -> dict:
-        if len(params.before) % 2:
-            raise Refusal("invalid_params", "'before' of 'ask' has a question without its answer.")
-        turns = list(zip(params.before[::2], params.before[1::2], strict=True))
-        served, rest = self._served_with_weights(params, id), self._streamed(params, id, ("max_new_tokens",))
+        turns, one = turns_of(params), self._personalizer(params)
+        rest = self._streamed(params, id, ("max_new_tokens",))
+        if params.adapter is None:
+            del rest["adapter"]  # for the reader
+        if params.adapter is None and find_reader(one.store, one.reference) is None:
+            # Needs no model, so that it may be about another one than the running job.
+            if self._quoting is None or self._quoting.reference != one.reference:
+                self._quoting = one
+            served = self._quoting
+        else:
+            served = self._served_with_weights(params, id)
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
 
     def _streamed(
@@ -256,7 +266,8 @@ class Worker:
     ) -> dict:
         """Returns the arguments of a call that writes text: these options, the adapter, and what chunks go to."""
         return {key: getattr(params, key) for key in options} | {
-            **self._adapter(params.adapter, params.version),
+            "adapter": params.adapter,
+            "version": None if params.adapter is None else params.version,
             "on_text": lambda chunk: self._tell("chunk", id=id, text=chunk),
             "stop_when": self._tasks.stops[id],
         }
@@ -325,15 +336,6 @@ class Worker:
     def _refuse_stopped(self, id: str | int) -> None:
         if self._tasks.stops[id].is_set():
             raise Interrupted("Stopped; nothing was changed.")
-
-    def _adapter(self, name: str | None, version: int | None) -> dict:
-        """Returns the arguments that choose an adapter; one that is on the model already is not loaded again."""
-        in_use = self._served.in_use
-        if name is None:
-            return {"adapter": None}
-        if in_use.base is not None and in_use.adapter_folder == self._served.store.find(name, version).path:
-            return {}
-        return {"adapter": name, "version": version}
 
 
 def twin(base: BaseModel) -> BaseModel:

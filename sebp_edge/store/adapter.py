@@ -118,6 +118,15 @@ class Adapter:
                 return self.open()  # another process has removed the version meanwhile
             raise
 
+    def active_for(self, base_model: str | None) -> SavedAdapter | None:
+        """Returns the version for a base model, or for any, that was made active last and can be read, if any."""
+        for version in read_activated(self.folder):
+            with suppress(AdapterError):
+                saved = self.open(version)
+                if base_model in (None, saved.record.base_model):
+                    return saved
+        return None
+
     # ------------------------------------------------------------------------------------------------------- questions
 
     @property

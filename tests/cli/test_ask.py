@@ -12,9 +12,11 @@ from select import select
 import pytest
 from builders import make_llama, make_tokenizer
 from command import assert_one_sentence, process, records, run, without_controls
+from export_sources import add_reader, make_adapter
 
-from sebp_edge import Personalizer
-from sebp_edge.errors import TextsError
+from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.errors import BaseModelMismatch, TextsError
+from sebp_edge.recipe import READER
 
 NOTES = {
     "trip.md": "# Norway\n\nThe cabin is number 12 and the key is in the meter box.\n",
@@ -40,13 +42,90 @@ def micro(tmp_path_factory):
     return model
 
 
-@pytest.mark.slow
-def test_an_answer_stands_in_a_source_that_it_names(folder, tmp_path):
-    personalizer = Personalizer(device="cpu", store=tmp_path / "store")
-    answer = personalizer.ask("Where is the key of the cabin?", folder)
-    assert answer.found
-    assert answer.sources[0].document == "trip.md"
-    assert "meter box" in answer.text or not answer.quoted
+QUESTION = "Where is the key of the cabin?"
+SENTENCE = "The cabin is number 12 and the key is in the meter box."
+
+
+@pytest.fixture
+def reader(micro, tmp_path):
+    """A store with a reader of the small model."""
+    store = AdapterStore(tmp_path / "store")
+    add_reader(store, micro)
+    return store
+
+
+@pytest.fixture
+def replies(monkeypatch):
+    """What the model replies, and which prompts it has had."""
+    says, prompts = ["in the meter box"], []
+
+    def reply(model, tokenizer, input_ids, *_, **options):
+        assert options.get("on_text") is None
+        prompts.append(tokenizer.decode(input_ids))
+        return says[0]
+
+    monkeypatch.setattr("sebp_edge.run.generating.generate_text", reply)
+    return says, prompts
+
+
+def test_without_a_reader_a_sentence_is_the_answer_and_no_model_is_loaded(folder, micro, tmp_path):
+    store, told = AdapterStore(tmp_path / "store"), []
+    personalizer = Personalizer(micro, device="cpu", store=store)
+    add_reader(store, micro, base_model="of another model")
+    answer = personalizer.ask(QUESTION, folder, on_text=told.append)
+    assert (answer.text, answer.sentence, answer.quoted, answer.line) == (SENTENCE, SENTENCE, True, 3)
+    assert answer.sources[0].document == "trip.md" and answer.sources[0].line == 1
+    assert personalizer.in_use.base is None and not told
+
+
+def test_the_reader_of_the_model_reads_by_default_and_its_reply_is_told_once_it_stands(folder, micro, reader, replies):
+    says, prompts = replies
+    personalizer, told = Personalizer(micro, device="cpu", store=reader), []
+    answer = personalizer.ask(QUESTION, folder, on_text=told.append)
+    assert (answer.text, answer.quoted, answer.sentence, answer.line) == (says[0], False, SENTENCE, 3)
+    assert told == says and SENTENCE in prompts[0]
+    used = personalizer.in_use.adaptation
+    assert personalizer.in_use.adapter_folder == reader.adapter(READER).open().path
+    says[0] = "in the letter box"
+    answer = personalizer.ask(QUESTION, folder, on_text=told.append)
+    assert (answer.text, answer.quoted) == (SENTENCE, True)
+    assert len(told) == 1 and personalizer.in_use.adaptation is used
+    assert not personalizer.ask("What horsepower has my tractor?", folder).found and len(prompts) == 2
+
+
+def test_the_reader_is_in_use_for_questions_only(folder, micro, reader, replies, tmp_path):
+    own = make_adapter(tmp_path / "own", micro)
+    personalizer = Personalizer(micro, device="cpu", store=reader)
+    for adapter in (None, own):
+        if adapter is not None:
+            personalizer.load_adapter(adapter)
+        assert personalizer.ask(QUESTION, folder).text == personalizer.ask(QUESTION, folder).text
+        assert personalizer.in_use.adapter_folder.parent.name == READER
+        personalizer.generate("the boat")
+        assert personalizer.in_use.adapter_folder == adapter
+    personalizer.ask(QUESTION, folder)
+    personalizer.ask(QUESTION, folder, adapter=READER)  # which is in use for later calls, too
+    personalizer.generate("the boat")
+    assert personalizer.in_use.adapter_folder.parent.name == READER
+
+
+def test_a_reader_of_other_weights_with_the_same_name_is_none(folder, micro, tmp_path, replies):
+    store = AdapterStore(tmp_path / "store")
+    add_reader(store, micro, fingerprint="of other weights")
+    personalizer = Personalizer(micro, device="cpu", store=store)
+    assert personalizer.ask(QUESTION, folder).text == SENTENCE
+    with pytest.raises(BaseModelMismatch):
+        personalizer.ask(QUESTION, folder, adapter=READER)
+    assert not personalizer.ask(QUESTION, folder, adapter=None).quoted and len(replies[1]) == 1
+
+
+def test_another_model_has_the_reader_that_was_active_for_it(micro, reader):
+    first = reader.adapter(READER).open()
+    second = add_reader(reader, micro, base_model="other")
+    assert reader.adapter(READER).active_for(first.record.base_model).version == first.version
+    assert reader.adapter(READER).active_for(None).version == second.version
+    (first.path / "sebp_edge.json").write_text("damaged")
+    assert reader.adapter(READER).active_for(first.record.base_model) is None
 
 
 def test_without_an_answer_no_model_is_loaded(folder, tmp_path):
@@ -57,28 +136,55 @@ def test_without_an_answer_no_model_is_loaded(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_refusal_imports_no_torch(folder):
-    code = "import sys; from sebp_edge.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
-    question = "What horsepower has my tractor?"
-    found = subprocess.run([sys.executable, "-c", code, "ask", question, folder], capture_output=True, text=True)
-    *_, answer, has_torch = found.stdout.splitlines()
-    assert (answer, has_torch) == ("Not in your notes.", "False")
+def test_a_quotation_and_a_refusal_import_no_torch(folder):
+    code = """import sys
+from sebp_edge.cli import main
+try: main()
+finally: print(sorted({"torch", "transformers", "numpy"} & {*sys.modules}))"""
+    command, asked = [sys.executable, "-c", code, "ask"], "What horsepower has my tractor?"
+    found = subprocess.run([*command, QUESTION, folder], capture_output=True, text=True)
+    assert found.stdout.splitlines() == [f'"{SENTENCE}"', "trip.md, line 3", "[]"]
+    found = subprocess.run([*command, folder], input=f"{asked}\n\n{QUESTION}\n", capture_output=True, text=True)
+    assert found.stdout.splitlines() == ["Not in your notes.", f'"{SENTENCE}"\ttrip.md, line 3', "[]"]
 
 
 def test_a_question_that_is_too_long_gets_a_sentence(folder, tmp_path):
     personalizer = Personalizer(device="cpu", store=tmp_path / "store")
     with pytest.raises(TextsError, match="too long for the model's context"):
-        personalizer.ask("cabin key number " * 2000, folder)
+        personalizer.ask("cabin key number " * 2000, folder, adapter=None)
     with pytest.raises(TextsError, match="empty"):
         personalizer.ask("", folder)
 
 
-@pytest.mark.slow
 def test_the_command_answers_names_its_sources_and_refuses(folder, micro):
-    *_, last = records(run("ask", "Where is the key of the cabin?", folder, "--model", micro, "--json").stdout)
+    *_, last = records(run("ask", QUESTION, folder, "--model", micro, "--json").stdout)
     assert last["event"] == "result" and last["found"] and last["sources"][0]["document"] == "trip.md"
-    assert "trip.md" in run("ask", "Where is the key of the cabin?", folder, "--model", micro).output
+    assert (last["text"], last["sentence"], last["line"]) == (SENTENCE, SENTENCE, 3)
+    assert run("ask", QUESTION, folder, "--model", micro).stdout == f'"{SENTENCE}"\ntrip.md, line 3\n'
     assert "Not in your notes." in run("ask", "Is there a helicopter?", folder, "--model", micro).output
+
+
+def test_the_command_uses_the_reader_of_the_model_and_prints_its_reply(folder, micro, replies):
+    add_reader(AdapterStore(), micro)
+    for chosen in (["--model", micro], ["--name", READER, "--model", micro]):
+        assert run("ask", QUESTION, folder, *chosen).stdout == "in the meter box\ntrip.md, line 3\n"
+    text, last = records(run("ask", QUESTION, folder, "--model", micro, "--json").stdout)[-2:]
+    assert text["text"] == last["text"] == "in the meter box" and not last["quoted"]
+
+
+def test_each_line_of_the_input_is_answered_with_a_line(folder, micro):
+    asked = f"{QUESTION}\n\nIs there a helicopter?\n".encode() + b"\xff cabin?\nWhich colour has the boat?"
+    result = run("ask", folder, "--model", micro, input=asked)
+    answers = [
+        f'"{SENTENCE}"\ttrip.md, line 3',
+        "Not in your notes.",
+        "",
+        '"The boat is teal."\tboat.md, line 1',
+    ]
+    assert result.stdout.splitlines() == answers and result.exit_code == 0
+    assert "The question is not valid Unicode" in result.stderr
+    lines = records(run("ask", folder, "--model", micro, "--json", input=asked).stdout)
+    assert [each["event"] for each in lines] == ["started", "result", "result", "error", "result"]
 
 
 def test_without_a_question_or_a_path_there_is_a_sentence(folder):
@@ -92,7 +198,8 @@ def test_a_model_without_a_chat_template_answers(folder, tmp_path):
     make_llama(max_position_embeddings=1024).save_pretrained(model)
     make_tokenizer(chat_template=None).save_pretrained(model)
     personalizer = Personalizer(model, device="cpu", store=tmp_path / "store")
-    assert personalizer.ask("and the key?", folder, before=[("Where is the cabin?", "In Norway.")]).found
+    before = [("Where is the cabin?", "In Norway.")]
+    assert personalizer.ask("and the key?", folder, adapter=None, before=before).found
 
 
 class Conversation:
@@ -150,12 +257,13 @@ def converse():
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\x04"])
 def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_own(converse, folder, micro, end):
+    add_reader(AdapterStore(), micro)
     conversation = converse(folder, "--model", micro)
     assert conversation.until("> ")[-2:] == ["Ask about your texts; an empty line ends.", "> "]
     if end == "\n":  # answers take seconds
         conversation.type("Where is the key of the cabin?\n")
         *_, source, begin = conversation.until("\n> ")
-        assert (source, begin) == ("trip.md, line 1", "> ")
+        assert (source, begin) == ("trip.md, line 3", "> ")
         conversation.type("cabin " * 600 + "\n")
         assert "sebp-edge: The question is too long for the model's" in " ".join(conversation.until("\n> "))
     conversation.type(end)

@@ -314,7 +314,7 @@ def test_a_model_or_a_recipe_is_shown_by_its_name(tmp_path):
     assert "problem\t'damaged.gguf' is not a usable GGUF file" in run("models", tmp_path / "damaged.gguf").stdout
     assert_one_sentence(run("models", "ollama:nowhere"), "Ollama has no model 'ollama:nowhere'")
     assert_one_sentence(run("models", "x" * 5000), "There is no folder 'x+'; give folders with models")
-    assert "learning_rate\t0.0007\n" in run("recipes", "ask").stdout
+    assert "learning_rate\t0.0004\n" in run("recipes", "ask").stdout
     assert [one["name"] for one in records(run("recipes", "lm", "chat", "--json").stdout)] == ["lm", "chat"]
     assert_one_sentence(run("recipes", "aks"), "Unknown recipe 'aks'; did you mean 'ask'?")
 

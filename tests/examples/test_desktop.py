@@ -21,7 +21,7 @@ from PySide6.QtWidgets import QApplication, QLabel, QMessageBox, QPushButton
 from desktop.app import Window
 from desktop.backend import Settings
 from desktop.ghost_text import GhostEdit
-from desktop.pages.ask import _excerpt
+from desktop.pages.ask import _in_passage
 from sebp_edge.serve.client import ServerError
 
 pytestmark = pytest.mark.slow
@@ -277,11 +277,10 @@ app.main()
     assert str(tmp_path / "notes") in kept.read_text()
 
 
-def test_of_a_source_the_sentence_is_shown_that_the_answer_is_from():
-    passage = (
-        "# House rules\n\nSoup first, then decisions. Nothing is mended at the *table* after nine! Wet boots stay out."
-    )
-    assert _excerpt(passage, "Nothing is mended after nine.") == "Nothing is mended at the *table* after nine!"
-    assert _excerpt(passage, "Wet boots stay out.") == "Wet boots stay out."
-    assert _excerpt("# House rules", "Soup") == "House rules"
-    assert _excerpt("", "Soup") == ""
+def test_the_sentence_of_an_answer_is_shown_in_its_passage():
+    passage = "# House <rules>\n\nSoup first. Nothing is mended\nafter nine! Wet boots stay out."
+    shown = "# House &lt;rules&gt; Soup first. <b>Nothing is mended after nine!</b> Wet boots stay out."
+    assert _in_passage("Nothing is mended\nafter nine!", passage) == shown
+    long = _in_passage("Here.", f"{'before ' * 100}Here.{' after' * 100}")
+    assert long.startswith("… before") and "before <b>Here.</b> after" in long and long.endswith("after …")
+    assert len(long) < 450

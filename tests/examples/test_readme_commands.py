@@ -25,9 +25,17 @@ ELSEWHERE = ("adapt --recipe ask", "serve")
 
 def commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    first = re.search(r"^pip install .*\n(sebp-edge adapt \S+)\n", text, re.MULTILINE).group(1)
+    first = re.search(r"^pip install .*\n((?:sebp-edge .*\n)+)", text, re.MULTILINE).group(1).splitlines()
     block = re.search(r"```sh\n(sebp-edge generate .*?)```", text, re.DOTALL).group(1)
-    return [shlex.split(line, comments=True)[1:] for line in [first, *block.splitlines()]]
+    return [shlex.split(line, comments=True)[1:] for line in [*first, *block.splitlines()]]
+
+
+def test_the_first_command_quotes_the_note_that_says_it():
+    first, *_ = commands()
+    said, notes = "The matches are in the blue tin.", ROOT / first[-1]
+    told = f'"{said}"\nabout-these-notes.md, About these notes, line 16\n'
+    assert run(*first[:-1], notes).stdout == told
+    assert said in (notes / "about-these-notes.md").read_text(encoding="utf-8").splitlines()[16 - 1]
 
 
 @pytest.fixture

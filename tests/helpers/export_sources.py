@@ -20,12 +20,14 @@ from transformers import (
     SmolLM3Config,
 )
 
+from sebp_edge import AdapterStore
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.models.lora import LoraAdapter
-from sebp_edge.recipe import Recipe
+from sebp_edge.recipe import READER, Recipe
 from sebp_edge.store.record import RECORD as RECORD_FILE
 from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.saved import SavedAdapter
 
 # Queries are wider than hidden states, heads share keys, and all sizes are multiples of a quantisation's blocks. What
 # programs take by default is nowhere in these models, so that a setting that is lost changes what they compute.
@@ -138,6 +140,13 @@ def make_adapter(folder: Path, model_folder: Path, **record) -> Path:
     values = RECORD | {"fingerprint": base.fingerprint, "base_model": base.reference.public_name} | record
     (folder / RECORD_FILE).write_text(json.dumps(asdict(AdapterRecord(**values))), encoding="utf-8")
     return folder
+
+
+def add_reader(store: AdapterStore, model: Path, **record) -> SavedAdapter:
+    """Adds a random reader of a model to a store, which is active then."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    folder = make_adapter(store.folder / "made", model, **record)
+    return store.adapter(READER).add(folder, AdapterRecord.read(folder), activate=True)
 
 
 def long_texts() -> list[str]:

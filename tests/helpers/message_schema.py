@@ -63,8 +63,11 @@ ADAPTED = {
     for name in KEYS.split()
 } | {"adapter_path": str}
 
-# Keys that events have had since a later version; those of before lack them.
-ADDED: dict[type, dict[str, Any]] = {Evaluated: {"learning_rate": float}}
+# Keys that events and results have had since a later version; those of before lack them.
+ADDED: dict[type, dict[str, Any]] = {
+    Evaluated: {"learning_rate": float},
+    Answer: {"sentence": str, "line": int | None},
+}
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
 MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     *(
@@ -90,7 +93,12 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ("result", "forget", hints(Receipt), {}),
     ("result", "verify", hints(Verification), {}),
     ("result", "generate", {"prompt": str | list[dict[str, str]], "text": str}, {}),
-    ("result", "ask", {"question": str, **hints(Answer), "sources": list[Source]}, {}),
+    (
+        "result",
+        "ask",
+        {"question": str, **hints(Answer, *ADDED[Answer]), "sources": list[Source]},
+        ADDED[Answer],
+    ),
     (
         "inspection",
         None,

@@ -45,11 +45,11 @@ LATE = """
 from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.supervisor import Supervisor
 heard = Supervisor._answer_plan
-def hear(server, answered):
-    if server.planning.requests[answered[0]] is None:
-        heard(server, answered)
+def hear(server, planning, answered):
+    if planning.requests[answered[0]] is None:
+        heard(server, planning, answered)
     else:
-        server._inbox.put(lambda: hear(server, answered))
+        server._inbox.put(lambda: hear(server, planning, answered))
 Supervisor._answer_plan = hear
 def answers(planning):
     while True:

@@ -57,7 +57,8 @@ def test_neither_its_start_nor_its_answers_about_adapters_load_torch_or_numpy(se
 
 
 @pytest.mark.slow
-def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_path, notes_folder):
+def test_plans_inspections_and_quotations_wake_no_worker_and_take_no_memory_that_stays(tmp_path, notes_folder):
+    (tmp_path / "trip.md").write_text("# Norway\n\nThe key of the cabin is in the meter box.")
     with Server(warm=True) as server:
         server.initialize(store=str(tmp_path / "store"), folders=[str(notes_folder), str(tmp_path)])
         texts, before = {"paths": [str(notes_folder)], "device": "cpu"}, rss(server.process.pid)
@@ -65,6 +66,12 @@ def test_plans_and_inspections_wake_no_worker_and_take_no_memory_that_stays(tmp_
         assert absent["peak"] > 0 and absent["device"] == "cuda"
         assert server.call("inspect", **texts)["documents"] == 24
         assert refused(server, "plan", device="cpu", paths=[str(tmp_path / "none")]).code == "texts"
+        asked = {"paths": [str(tmp_path / "trip.md")], "question": "Where is the key of the cabin?"}
+        answer = server.call("ask", **asked)
+        assert (answer["text"], answer["line"]) == ("The key of the cabin is in the meter box.", 3)
+        assert answer["quoted"] and answer["sources"][0]["document"] == "trip.md"
+        assert not server.call("ask", **asked | {"question": "Is there a helicopter?"})["found"]
+        assert refused(server, "ask", before=["And then?"], **asked).code == "invalid_params"
         assert server.call("status")["worker"] is None
         assert rss(server.process.pid) < before + 4 * 2**20
 

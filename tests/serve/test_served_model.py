@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from export_sources import add_reader
 from served import wait_until
 
-from sebp_edge import Personalizer, Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.events import silent
@@ -58,6 +59,19 @@ def test_a_question_without_its_answer_is_refused(worker):
     worker, _, give, told = worker
     worker._answer(give("ask", question="And then?", before=["Who?"]))
     assert told[0]["error"]["data"]["code"] == "invalid_params"
+
+
+def test_a_quotation_takes_no_model_and_the_reader_of_one_reads(worker, model_folder, tmp_path, monkeypatch):
+    worker, _, give, told = worker
+    (tmp_path / "trip.md").write_text("The key of the cabin is in the meter box.")
+    asked = {"question": "Where is the key?", "paths": [str(tmp_path / "trip.md")], "model": str(model_folder)}
+    worker._answer(give("ask", **asked))
+    assert told[-1]["result"]["quoted"] and worker._served is None
+    add_reader(AdapterStore(tmp_path), model_folder)
+    monkeypatch.setattr("sebp_edge.run.generating.generate_text", lambda *_, **options: "in the meter box")
+    worker._answer(give("ask", **asked))
+    *_, chunk, answer = told
+    assert chunk["text"] == answer["result"]["text"] == "in the meter box" and not answer["result"]["quoted"]
 
 
 def test_loading_the_model_for_an_answer_within_a_job_is_stopped_with_the_answer(worker, model_folder, tmp_path):

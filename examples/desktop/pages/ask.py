@@ -1,11 +1,11 @@
 """Ask: questions about the notes, answered with the passages that the answers are from."""
 
-import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from textwrap import shorten
 
-from PySide6.QtCore import QTimer, QUrl
+from PySide6.QtCore import Qt, QTimer, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QLineEdit, QVBoxLayout
 
@@ -13,7 +13,7 @@ from desktop.backend import Backend
 from desktop.widgets import Card, Page, button, quotation, row
 from desktop.words import sentence
 
-_EXCERPT = 160  # characters of a source
+_AROUND = 200  # characters of a passage before and after the sentence
 _TURNS = 3  # earlier questions that the next one may refer to
 
 
@@ -57,8 +57,8 @@ class Ask(Page):
             self.trouble.say(sentence(error), "Ask again", lambda: self._again(question))
             self._end()
 
-        params = {**self._backend.source, **self._backend.learnt, "question": question, "before": self._turns}
-        self._request = self._backend.call("ask", done, failed, answer.write, **params)
+        params = {**self._backend.source, "question": question, "before": self._turns}
+        self._request = self._backend.call("ask", done, failed, **params)
         self._end(is_over=False)
 
     def _again(self, question: str) -> None:
@@ -98,17 +98,11 @@ class Ask(Page):
 
 
 class _Answer(Card):
-    """An answer, as it is written, and then with its sources, which `open` opens."""
+    """An answer with the passages that it is from, whose notes `open` opens."""
 
     def __init__(self, open: Callable[[str], None]):
         self._words, self._open = quotation("Looking in your notes…", "muted"), open
-        self._written = ""
         super().__init__(self._words)
-
-    def write(self, chunk: str) -> None:
-        """Adds words."""
-        self._written += chunk
-        self.say(self._written)
 
     def say(self, words: str) -> None:
         """Says something instead."""
@@ -117,20 +111,20 @@ class _Answer(Card):
         self._words.setText(words)
 
     def end(self, found: dict) -> None:
-        """Shows the answer as it was checked, and its sources."""
+        """Shows the answer, and its sentence in the passage around it."""
         self.say(found["text"] if found["found"] else "Your notes do not say.")
-        for source in found["sources"] if found["found"] else ():
-            place = " › ".join([source["document"], *source["headings"]])
+        for source in found["sources"][:1]:
+            place = " › ".join([source["document"], *source["headings"], f"line {found['line']}"])
             link = button(place, lambda document=source["document"]: self._open(document), link=True)
             link.setMinimumWidth(60)
-            self.add(row(link), quotation(_excerpt(source["text"], found["text"]), "small"))
+            passage = quotation(_in_passage(found["sentence"], source["text"]), "small")
+            passage.setTextFormat(Qt.TextFormat.RichText)
+            self.add(row(link), passage)
 
 
-def _excerpt(passage: str, answer: str) -> str:
-    """Returns the sentence of a passage that has most of an answer's words; of several alike, the first."""
-    wanted = set(re.findall(r"\w+", answer.lower()))
-    sentences = [" ".join(part.strip("#>*- \t").split()) for part in re.split(r"(?<=[.!?])\s+|\n+", passage)]
-    best = max(
-        filter(None, sentences), key=lambda part: len(wanted & set(re.findall(r"\w+", part.lower()))), default=""
-    )
-    return shorten(best, _EXCERPT, placeholder=" …")
+def _in_passage(sentence: str, passage: str) -> str:
+    """Returns a sentence in bold, with the words of the passage around it, as HTML."""
+    before, _, after = passage.partition(sentence)
+    before = shorten(before[::-1], _AROUND, placeholder=" …")[::-1]
+    after = shorten(after, _AROUND, placeholder=" …")
+    return " ".join(filter(None, (escape(before), f"<b>{escape(' '.join(sentence.split()))}</b>", escape(after))))
