@@ -199,6 +199,8 @@ class Preparation:
         length, num_tokens = dataset.context_length, round(self.recipe.general * own)
         texts = general_examples(tokenizer, length, num_tokens, self.call.seed)
         questions = chat_questions(num_tokens)
+        if not chat_examples(questions, _longest_replies(questions), tokenizer, length):
+            questions = []  # the chat template refuses them, or they leave no room
         chat = chat_examples(questions, reply_to(questions), tokenizer, length)
         return replace(prepared, dataset=replace(dataset, general=texts + chat))
 

@@ -1,6 +1,9 @@
 """General text and the base model's own replies, which a training on texts may have a share of."""
 
+import shutil
+
 import pytest
+from builders import make_tokenizer
 from learnt import NEW, NOTES, OLD, RECIPE
 from paused_jobs import RECIPE as IN_STEPS
 from paused_jobs import THIRD_STEP, bits, personalizer, resume
@@ -92,6 +95,15 @@ def test_without_a_share_nothing_is_asked_or_added(make_quick, runs, asked):
     assert asked == [] and runs[0].task.dataset.general == []
     for schedule in runs[0].task.schedules:
         assert all(tokens_of(epoch)[1] == 0 for epoch in schedule.epochs)
+
+
+def test_a_model_whose_template_refuses_questions_is_asked_none(model, make_quick, runs, asked, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "refuses")
+    make_tokenizer("{{ raise_exception('no') }}").save_pretrained(folder)
+    make_quick(model=folder, recipe=RECIPE.replace(general=SHARE)).adapt(NOTES[:22])
+    assert asked == [[]]
+    assert not any(example.num_tokens_before_loss for example in runs[0].task.dataset.general)
+    assert_capped(runs[0])
 
 
 def test_the_plan_counts_replies_at_their_longest(make_quick, monkeypatch):
