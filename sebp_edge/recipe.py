@@ -67,8 +67,8 @@ class Recipe:
             default: with method "lora". Below 20 documents, the last training is always on all of them.
         questions: "practice" trains on questions about bundled notes, below passages as `ask` shows them, instead of
             on the user's texts; the gate is then a quiz. None, the default: trains on texts.
-        general: tokens of general text for each token of the questions; the base model is their teacher, so that the
-            adapter keeps what it could do (needs `questions`).
+        general: tokens of general text for each token trained on, and about as many of the base model's own replies to
+            up to 80 general questions; it is the teacher there, so that the adapter keeps what it could do.
 
     Raises:
         RecipeError: a value is of the wrong type or out of range, or does not go with the others.

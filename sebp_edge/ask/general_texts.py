@@ -23,6 +23,10 @@ from sebp_edge.values.example import NO_DOCUMENT, Example
 FOLDER = Path(__file__).parent / "general"
 LANGUAGE = FOLDER / "language.txt"
 _SEPARATOR = "\n<|text|>\n"
+# The least tokens of an example.
+MIN_TOKENS = 8
+# Room for the base model's reply to a general question.
+CHAT_TOKENS = 48
 # The most items of a probe. Losing six of them, and gaining none, is more than chance.
 MAX_ITEMS = 40
 _SENTENCE = re.compile(r"(.*)\[(.+)\|(.+)\](.*)")
@@ -34,6 +38,8 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
     """Returns examples of general text of about `num_tokens` tokens, drawn by the seed; again if there are too few."""
     if num_tokens <= 0:
         return []
+    # Of few tokens, short examples are more than one, and exceed their number by little.
+    context_length = min(context_length, max(MIN_TOKENS, num_tokens // 4))
     texts = (FOLDER / "texts.txt").read_text(encoding="utf-8").strip().split(_SEPARATOR)
     documents = [Document("", text) for text in random.Random(seed).sample(texts, len(texts))]
     examples = (each for document in documents for each in encode([document], tokenizer, context_length)[0])
@@ -46,14 +52,16 @@ def general_examples(tokenizer, context_length: int, num_tokens: int, seed: int)
     return chosen
 
 
-def chat_questions() -> list[str]:
-    """Returns bundled general questions, which the base model answers."""
-    return (FOLDER / "chat.txt").read_text(encoding="utf-8").splitlines()
+def chat_questions(num_tokens: int) -> list[str]:
+    """Returns bundled general questions of all kinds, as many as have replies of up to `num_tokens` tokens."""
+    questions = (FOLDER / "chat.txt").read_text(encoding="utf-8").splitlines()
+    number = min(num_tokens // CHAT_TOKENS, len(questions))
+    return [questions[place * len(questions) // number] for place in range(number)]
 
 
-def chat_examples(replies: Sequence[str], tokenizer, context_length: int) -> list[Example]:
-    """Returns examples of the base model's replies to `chat_questions`."""
-    pairs = zip(chat_questions(), replies, strict=True)
+def chat_examples(questions: Sequence[str], replies: Sequence[str], tokenizer, context_length: int) -> list[Example]:
+    """Returns examples of the base model's replies to questions."""
+    pairs = zip(questions, replies, strict=True)
     documents = [Document("", with_answers([pair], tokenizer)) for pair in pairs if pair[1]]
     examples, _ = encode(documents, tokenizer, context_length, chat_template=bool(tokenizer.chat_template))
     return [replace(example, document=NO_DOCUMENT) for example in examples]

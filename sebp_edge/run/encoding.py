@@ -1,9 +1,10 @@
 """Prepares a training here: plans it, and encodes its texts for the loaded model, which may also be the teacher."""
 
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 
-from sebp_edge.ask.general_texts import chat_examples, chat_questions
+from sebp_edge.ask.general_texts import CHAT_TOKENS
 from sebp_edge.basics.units import sizes_apart
 from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.choosing import fill_free_memory
@@ -27,8 +28,6 @@ from sebp_edge.run.start import DAMAGED, StartingPoint
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.work_ahead import REPLIES, TEACHER
 
-# Room for the base model's replies to general questions.
-CHAT_TOKENS = 48
 SAVED_INACTIVE = (
     "The adapter will be saved, but not activated unless activate_anyway is set; `sebp-edge adapters activate` "
     "activates it afterwards."
@@ -100,14 +99,14 @@ class TrainingPreparation(Preparation):
 
     def teach(self, prepared: Prepared, base: BaseModel, options: MemoryOptions) -> Prepared:
         """Returns the dataset in which the base model, as it is now, is the teacher on general text and chat."""
-        call, data = self.call, prepared.dataset
+        call = self.call
         call.job.enter(REPLIES)
-        replies = reply_to(base, chat_questions(), CHAT_TOKENS, call.check)
-        general = data.general + chat_examples(replies, base.tokenizer, data.context_length)
+        prepared = self._with_general(prepared, base.tokenizer, partial(reply_to, base, CHAT_TOKENS, call.check))
         call.job.enter(TEACHER)
+        data = prepared.dataset
         collator = Collator(data.context_length, base.pad_token_id)
         general = with_teacher(
-            base.model, general, collator, base.device, call.notify, call.signal.check, options=options
+            base.model, data.general, collator, base.device, call.notify, call.signal.check, options=options
         )
         return replace(prepared, dataset=replace(data, general=general))
 

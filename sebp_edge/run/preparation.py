@@ -1,11 +1,12 @@
 """Prepares a training: encodes texts, decides how it begins, makes schedules and plans the memory. Imports no torch."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from sebp_edge.ask.general_texts import general_examples
+from sebp_edge.ask.general_texts import CHAT_TOKENS, chat_examples, chat_questions, general_examples
 from sebp_edge.ask.make_quiz import make_quiz
 from sebp_edge.ask.practice_examples import encode_practice
 from sebp_edge.engine.memory.choosing import make_plan
@@ -175,15 +176,35 @@ class Preparation:
         dataset = make_dataset(self.reading, tokenizer, recipe, longest, drawing, self.call.progress, encoder)
         if recipe.questions:
             dataset = self._with_quiz(dataset, tokenizer)
-        return Prepared(dataset, self._starting_point.with_lessons(dataset.draw, self.recipe, seed, sync=self._sync))
+        start = self._starting_point.with_lessons(dataset.draw, self.recipe, seed, sync=self._sync)
+        return self._with_general(Prepared(dataset, start), tokenizer, _longest_replies)
 
     def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
-        """Adds the quiz about test documents, and general text that keeps what the model could do."""
-        length, general = dataset.context_length, self.recipe.general
+        """Adds the quiz about test documents, and general text on which the adapter is scaled down."""
+        length = dataset.context_length
         tested = {number for number, split in dataset.draw.split_of.items() if split == TEST}
         return replace(
             dataset,
-            general=general_examples(tokenizer, length, round(general * dataset.num_tokens), self.call.seed),
-            probe=encode_probe(tokenizer, length) if general else [],
+            probe=encode_probe(tokenizer, length) if self.recipe.general else [],
             quiz=make_quiz(self.reading.documents, tested, tokenizer, length),
         )
+
+    def _with_general(
+        self, prepared: Prepared, tokenizer, reply_to: Callable[[Sequence[str]], Sequence[str]]
+    ) -> Prepared:
+        """Adds general text and replies to general questions, each the recipe's share of what is trained on."""
+        dataset, lessons = prepared.dataset, prepared.starting_point.lessons
+        learnt = lessons and lessons.new | lessons.changed | lessons.replayed
+        own = sum(each.num_tokens for each in dataset.examples if learnt is None or each.document in learnt)
+        length, num_tokens = dataset.context_length, round(self.recipe.general * own)
+        texts = general_examples(tokenizer, length, num_tokens, self.call.seed)
+        questions = chat_questions(num_tokens)
+        if not chat_examples(questions, _longest_replies(questions), tokenizer, length):
+            questions = []  # the chat template refuses them, or they leave no room
+        chat = chat_examples(questions, reply_to(questions), tokenizer, length)
+        return replace(prepared, dataset=replace(dataset, general=texts + chat))
+
+
+def _longest_replies(questions: Sequence[str]) -> list[str]:
+    """Stands for replies that the base model has not given yet, of as many tokens as it may give."""
+    return len(questions) * [CHAT_TOKENS * " and"]

@@ -31,7 +31,7 @@ def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:
     return Replies(*(tuple(reply_to[prompt] for prompt in kind) for kind in kinds))
 
 
-def reply_to(base: BaseModel, questions: Sequence[str], max_new_tokens: int, check: Callable[[], None]) -> list[str]:
+def reply_to(base: BaseModel, max_new_tokens: int, check: Callable[[], None], questions: Sequence[str]) -> list[str]:
     """Returns the model's likeliest replies to questions, without what it says after them."""
     tokens, ends = [list(prompt_for(each, base.tokenizer).input_ids) for each in questions], end_ids(base.tokenizer)
     replies = answer_all(base.model, base.tokenizer, tokens, ends, max_new_tokens, check)

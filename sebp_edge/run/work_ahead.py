@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from sebp_edge.ask.general_texts import chat_questions
+from sebp_edge.ask.general_texts import CHAT_TOKENS
 from sebp_edge.ask.make_quiz import REPLY_TOKENS
 from sebp_edge.engine.memory.amount_of_work import TOKENS_PER_STEP_CPU
 from sebp_edge.engine.memory.memory_plan import Choice, Plan
@@ -134,7 +134,8 @@ def _phases(
     dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, num_earlier: int
 ) -> Iterator[Phase]:
     if dataset.general:
-        yield Phase(REPLIES, seconds={DECODING: _decoding(token, [20] * len(chat_questions()), 48)})
+        prompts = [each.num_tokens_before_loss for each in dataset.general if each.num_tokens_before_loss]
+        yield Phase(REPLIES, seconds={DECODING: _decoding(token, prompts, CHAT_TOKENS)})
         yield _evaluation(TEACHER, token, len(dataset.general), sum(each.num_tokens for each in dataset.general))
     writes = _samples(dataset, token)
     if num_earlier:

@@ -1,6 +1,7 @@
 """Examples of all documents in their splits, and what a model is asked."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from typing import NamedTuple
@@ -73,11 +74,6 @@ class Outlines(NamedTuple):
     general: list[Outline]
     probe: list[Outline]
 
-    @property
-    def trained(self) -> list[Outline]:
-        """All that a training on all documents uses."""
-        return self.own + self.general
-
 
 @dataclass(frozen=True)
 class Dataset:
@@ -128,8 +124,16 @@ class Dataset:
 
     def splits(self) -> list[Split]:
         """Returns one split, one for each fold, or nothing if nothing can be judged (see `Draw.splits`)."""
+        return self.draw.splits(self.outlines.own)
+
+    def general_beside(self, own: Sequence[Outline], share: float) -> list[Outline]:
+        """Returns general examples of at most `share` of the tokens of a training on `own`; all, if a quiz decides."""
         general = self.outlines.general
-        return [replace(split, train=split.train + general) for split in self.draw.splits(self.outlines.own)]
+        if self.quiz is not None:
+            return general
+        own_tokens, tokens = (sum(example.num_tokens for example in part) for part in (own, general))
+        number = int(min(1, share * own_tokens / max(1, tokens)) * len(general))
+        return [general[place * len(general) // number] for place in range(number)]
 
     @property
     def num_tokens(self) -> int:

@@ -31,8 +31,9 @@ def test_general_text_is_not_in_the_probe():
 
 def test_only_replies_have_loss_and_empty_ones_are_left_out():
     tokenizer = make_tokenizer()
-    replies = ["", *(f"reply {number}" for number, _ in enumerate(chat_questions()[1:]))]
-    found = chat_examples(replies, tokenizer, 256)
+    questions = chat_questions(10**6)
+    replies = ["", *(f"reply {number}" for number, _ in enumerate(questions[1:]))]
+    found = chat_examples(questions, replies, tokenizer, 256)
     assert {example.document for example in found} == {NO_DOCUMENT}
     answers = {tokenizer.decode([label for label in example.labels if label >= 0]) for example in found}
     assert len(answers) == len(replies) - 1 and all("?" not in answer for answer in answers)
@@ -41,5 +42,12 @@ def test_only_replies_have_loss_and_empty_ones_are_left_out():
 def test_the_questions_of_the_quiz_are_enough_and_not_trained_on():
     asked = dict(general_questions())
     assert len(asked) >= 150 and all(all(answers) for answers in asked.values())
-    assert not asked.keys() & set(chat_questions())
-    assert len(set(chat_questions())) == len(chat_questions())
+    trained_on = chat_questions(10**6)
+    assert not asked.keys() & set(trained_on)
+    assert len(set(trained_on)) == len(trained_on)
+
+
+def test_few_tokens_have_room_for_few_replies_to_questions_of_all_kinds():
+    every = chat_questions(10**6)
+    assert [len(chat_questions(number)) for number in (0, 47, 48, 200)] == [0, 0, 1, 4]
+    assert chat_questions(200) == every[:: len(every) // 4]

@@ -39,7 +39,7 @@ def test_the_layout_of_many_texts_is_stopped_midway():
     preparation = Preparation(*call.with_texts(make_sentences(24, words=60)))
     here = call.conditions()
     data = preparation.read_dataset(here).dataset
-    slow = Slow([[list(data.outlines.trained)]])
+    slow = Slow([[list(data.outlines.own)]])
     recipe, progress = preparation.recipe, Progress(check=Slow.looked.set)
     assert make_plan(here.shape, data, [slow], recipe, here.target, here.budget, progress).chosen
 

@@ -52,7 +52,6 @@ from sebp_edge.events import silent
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.machine.devices import pick_device, without_cudnn_attention
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.run.encoding import CHAT_TOKENS
 from sebp_edge.run.replies import reply_to
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.documents import Document
@@ -82,22 +81,21 @@ class Arm:
     """What keeps what the model could.
 
     Attributes:
-        replies: how often each of the base model's replies to general questions stands in an epoch.
+        replies: tokens of the base model's replies to general questions, at most 80, for each token of the notes.
         text: tokens of general text for each token of the notes.
-        teaches: whether the base model's probabilities are learnt there, not only what stands there.
         mlp_only: whether only MLPs are adapted, with as many parameters.
         scales: at which the adapter is judged.
     """
 
-    replies: int = 0
+    replies: float = 0
     text: float = 0.0
-    teaches: bool = True
     mlp_only: bool = False
     scales: tuple[float, ...] = (1.0,)
 
 
 ARMS = {
     "now": Arm(scales=(1.0, 0.7, 0.5)),
+    "recipe": Arm(replies=RECIPE.general, text=RECIPE.general),
     "replies": Arm(replies=1),
     "both": Arm(replies=1, text=0.1),
     "mlp": Arm(mlp_only=True),
@@ -130,14 +128,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--notes", type=int, default=56)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--questions", type=int, help="the first of each kind only")
+    parser.add_argument("--kinds", nargs="+", default=["known", "other", "read"])
     parser.add_argument("--device")
     options = parser.parse_args(arguments)
     device, rows = pick_device(options.device), []
     for model in options.model:
         base = load_base_model(resolve(model), RECIPE, device)
-        asked = questions(base.tokenizer, options.questions)
+        asked = [each for each in questions(base.tokenizer, options.questions) if each.kind in options.kinds]
         began = perf_counter()
-        by_base, keeping = ask(base, asked), Keeping(base)
+        by_base = ask(base, asked)
         about = {"model": Path(model).name, "texts": "", "seed": 0, "arm": "base", "scale": 0.0}
         seconds = {"all_seconds": perf_counter() - began}
         rows.append(evidence.show(about | answered(asked, by_base, by_base) | seconds))
@@ -145,7 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
             texts = texts_of(source, options.notes, seed)
             about |= {"texts": f"person {source}" if source in options.people else source.name}
             about |= {"seed": seed, "arm": arm}
-            for row in measure(base, keeping, texts, seed, ARMS[arm], asked, by_base):
+            for row in measure(base, texts, seed, ARMS[arm], asked, by_base):
                 rows.append(evidence.show(about | row))
             evidence.record("kept-answers", SOURCES, rows, options.record, device.type == "cpu")
 
@@ -159,7 +158,6 @@ def texts_of(source: int | Path, number: int, seed: int) -> list:
 
 def measure(
     base: BaseModel,
-    keeping: "Keeping",
     texts: Sequence[str | Path],
     seed: int,
     arm: Arm,
@@ -169,8 +167,8 @@ def measure(
     """Trains an adapter; yields what it gains and keeps at each scale."""
     began = perf_counter()
     dataset = make_dataset(read_texts(texts), base.tokenizer, RECIPE, None, Drawing(seed))
-    dataset = replace(dataset, general=keeping.examples(arm, dataset, seed))
-    recipe = RECIPE.replace(r=lora_rank(base, arm))
+    dataset = replace(dataset, general=general(base, arm, dataset, seed))
+    recipe = RECIPE.replace(r=lora_rank(base, arm), general=(arm.replies + arm.text) / 2)
     recipe = recipe.replace(lora_alpha=2 * recipe.r, load_in_4bit=False)
     task = Task(dataset, make_schedules(dataset, recipe, seed), recipe, seed, FASTEST)
     with MemoryGuard(base.device) as guard, adapting(arm), without_cudnn_attention():
@@ -197,24 +195,16 @@ def measure(
             run.detach()
 
 
-class Keeping:
-    """Examples that keep what the base model could."""
-
-    def __init__(self, base: BaseModel):
-        self._base, self._replies = base, []
-
-    def examples(self, arm: Arm, dataset: Dataset, seed: int) -> list[Example]:
-        """Returns the examples of an arm beside a dataset."""
-        base, length = self._base, dataset.context_length
-        found = general_texts.general_examples(base.tokenizer, length, round(arm.text * dataset.num_tokens), seed)
-        if arm.replies:
-            if not self._replies:
-                self._replies = reply_to(base, general_texts.chat_questions(), CHAT_TOKENS, lambda: None)
-            found += arm.replies * general_texts.chat_examples(self._replies, base.tokenizer, length)
-        if not arm.teaches:
-            return found
-        collator = Collator(length, base.pad_token_id)
-        return with_teacher(base.model, found, collator, base.device, silent)
+def general(base: BaseModel, arm: Arm, dataset: Dataset, seed: int) -> list[Example]:
+    """Returns the examples of an arm that keep what the base model could."""
+    length, tokenizer = dataset.context_length, base.tokenizer
+    found = general_texts.general_examples(tokenizer, length, round(arm.text * dataset.num_tokens), seed)
+    if arm.replies:
+        asked = general_texts.chat_questions(round(arm.replies * dataset.num_tokens))
+        replies = reply_to(base, general_texts.CHAT_TOKENS, lambda: None, asked)
+        found += general_texts.chat_examples(asked, replies, tokenizer, length)
+    collator = Collator(length, base.pad_token_id)
+    return with_teacher(base.model, found, collator, base.device, silent)
 
 
 def lora_rank(base: BaseModel, arm: Arm) -> int:

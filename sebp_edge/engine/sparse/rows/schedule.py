@@ -7,7 +7,6 @@ into smaller micro-batches if memory runs out. Examples are outlines here: only 
 import random
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -265,14 +264,18 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
     Raises:
         TextsError: see `Draw.splits`.
     """
-    batches = partial(
-        shuffled_batches,
-        batch_tokens=recipe.batch_tokens,
-        seed=seed,
-        batch_rows=recipe.batch_rows,
-        min_steps=recipe.min_steps,
-    )
-    splits, examples, learns_on = dataset.splits(), dataset.outlines.trained, lessons is not None
+
+    def batches(own: list[Outline], epochs: int) -> list[list[list[Outline]]]:
+        return shuffled_batches(
+            own + dataset.general_beside(own, 2 * recipe.general),
+            recipe.batch_tokens,
+            epochs,
+            seed,
+            batch_rows=recipe.batch_rows,
+            min_steps=recipe.min_steps,
+        )
+
+    splits, examples, learns_on = dataset.splits(), dataset.outlines.own, lessons is not None
     if lessons is not None:
         splits = [
             replace(split, train=_of(split.train, own.trained), validation=_of(split.validation, own.validated))
@@ -307,13 +310,14 @@ def shuffled_batches(
 ) -> list[list[list[Outline]]]:
     """Returns the batches of each epoch: lists of examples of about equal size.
 
-    A batch has about `batch_tokens` loss tokens, or about `batch_rows` active rows if these are fewer examples. There
-    are at least `min_steps` batches in an epoch, as far as there are examples. Each example is in exactly one batch of
-    each epoch; the order depends on `seed` only.
+    A batch has about `batch_tokens` loss tokens of documents, or about `batch_rows` active rows if these are fewer
+    examples; general text adds no batches. There are at least `min_steps` batches in an epoch, as far as there are
+    examples. Each example is in exactly one batch of each epoch; the order depends on `seed` only.
     """
     order = random.Random(seed)
     rows, by_rows = sum(example.num_active_tokens for example in examples), False
-    steps = max(1, round(sum(example.num_loss_tokens for example in examples) / batch_tokens))
+    own = sum(example.num_loss_tokens for example in examples if example.document != NO_DOCUMENT)
+    steps = max(1, round(own / batch_tokens))
     if batch_rows is not None and rows > steps * batch_rows:
         steps, by_rows = -(-rows // batch_rows), True
     steps = max(steps, min(min_steps, len(examples)))
