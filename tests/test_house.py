@@ -55,10 +55,10 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_291
+MAX_LINES = 51_328
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_594,
-    "ask": 1_284,
+    "ask": 1_292,
     "basics": 884,
     "basics.pages": 257,
     "cli": 2_945,
@@ -68,17 +68,17 @@ MAX_LINES_OF_ROOM = {
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
-    "engine.sparse.rows": 1_223,
+    "engine.sparse.rows": 1_227,
     "engine.training": 4_340,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_561,
+    "run": 5_582,
     "serve": 3_048,
     "store": 2_788,
-    "values": 1_849,
+    "values": 1_853,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
