@@ -19,8 +19,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /
 CPU = torch.device("cpu")
 
 
+OWN = ("sebp-edge crowding", "sebp-edge holds threads")
+
+
 def names():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("sebp-edge")]
+    """The threads that watch, or are held; others may be left of earlier tests."""
+    return [thread.name for thread in threading.enumerate() if thread.name in OWN]
 
 
 def until(condition):
