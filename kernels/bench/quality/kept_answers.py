@@ -95,7 +95,7 @@ class Arm:
 
 ARMS = {
     "now": Arm(scales=(1.0, 0.7, 0.5)),
-    "recipe": Arm(replies=RECIPE.general, text=RECIPE.general),
+    "capped": Arm(replies=0.15, text=0.15),
     "replies": Arm(replies=1),
     "both": Arm(replies=1, text=0.1),
     "mlp": Arm(mlp_only=True),
