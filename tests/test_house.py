@@ -55,10 +55,10 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_328
+MAX_LINES = 51_335
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_594,
-    "ask": 1_292,
+    "ask": 1_297,
     "basics": 884,
     "basics.pages": 257,
     "cli": 2_945,
@@ -75,7 +75,7 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_582,
+    "run": 5_584,
     "serve": 3_048,
     "store": 2_788,
     "values": 1_853,

@@ -42,6 +42,11 @@ class Answer:
     line: int | None = None
     sentences: tuple[str, ...] = ()
 
+    @property
+    def is_final(self) -> bool:
+        """Whether no model is to read the sources: nothing was found, or several notes are listed."""
+        return not self.found or bool(self.sentences)
+
 
 def is_found(hits: list[Hit]) -> bool:
     """Whether the best passage is about the question, rather than one that shares words with it."""
@@ -51,7 +56,7 @@ def is_found(hits: list[Hit]) -> bool:
 def quoted(question: str, hits: list[Hit], num_passages: int) -> Answer:
     """Returns the best sentence of what was found as the answer, which takes no model; or that nothing was found.
 
-    A question about several notes is answered with a sentence of each passage that is nearly as strong as the first.
+    A question about several notes is answered with a sentence of each (see `in_order`).
 
     Args:
         hits: the best ones, and more than `num_passages` if the question is about several notes.

@@ -28,7 +28,7 @@ def asks_for_several(question: str) -> bool:
 
 
 def in_order(question: str, hits: list[Hit]) -> list[Hit]:
-    """Returns the passages that are nearly as strong as the first, one of each note, by date, those without one last.
+    """Returns passages that are at least half as strong as the first, one of each note and day, undated ones last.
 
     The latest comes first if the question asks when something was last.
     """

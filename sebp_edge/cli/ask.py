@@ -86,7 +86,7 @@ class _Answers:
         with err.status("reading", spinner="line"):
             index = self._searched.index(self._texts)
             answer = self._quote(question, index, self._passages, before[-1][0] if before else "")
-        if self._settings is None or not answer.found or answer.sentences:
+        if self._settings is None or answer.is_final:
             return answer
         if self._personalizer is None:
             self._personalizer = personalizer_class()(**self._settings)

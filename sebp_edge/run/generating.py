@@ -97,7 +97,7 @@ def ask(
     if choice.adapter is Current.ADAPTER:
         found = find_reader(call.store, call.reference)
         reader = found and AdapterChoice(READER, found.version)
-    if not quotation.found or quotation.sentences or reader is None:
+    if quotation.is_final or reader is None:
         return quotation
     call.signal.check()
     try:

@@ -193,6 +193,8 @@ class Preparation:
         self, prepared: Prepared, tokenizer, reply_to: Callable[[Sequence[str]], Sequence[str]]
     ) -> Prepared:
         """Adds general text and replies to general questions, each the recipe's share of what is trained on."""
+        if not self.recipe.general:
+            return prepared
         dataset, lessons = prepared.dataset, prepared.starting_point.lessons
         learnt = lessons and lessons.new | lessons.changed | lessons.replayed
         own = sum(each.num_tokens for each in dataset.examples if learnt is None or each.document in learnt)

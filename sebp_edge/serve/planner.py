@@ -44,7 +44,7 @@ def _answer_without_model(params: AskParams, request: dict) -> dict:
     turns, reference = turns_of(params), resolve(params.model)
     found = quote(params.question, texts_of(params), before=turns[-1][0] if turns else "")
     is_read = params.adapter is not None or find_reader(AdapterStore(request["store"]), reference) is not None
-    return {"asks": "worker"} if found.found and is_read else {"result": asdict(found)}
+    return {"result": asdict(found)} if found.is_final or not is_read else {"asks": "worker"}
 
 
 if __name__ == "__main__":

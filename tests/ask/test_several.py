@@ -78,3 +78,9 @@ def test_a_heading_dates_a_passage_rather_than_the_name_of_its_file():
     text = "# 3 July 2025\n\n" + "One day. " * 60 + "\n\n# 4 July 2025\n\n" + "Another day. " * 60
     dates = [each.date for each in passages_of(Document("2024_01_01.md", text, "2024_01_01.md"))]
     assert dates[0] == "2025-07-03" and dates[-1] == "2025-07-04"
+
+
+def test_no_model_reads_what_is_listed_or_not_there(folder):
+    assert quote("Which ferries did I take?", folder).is_final
+    assert quote("Who sails the submarine?", folder).is_final
+    assert not quote("Which spices belong in the pea soup?", folder).is_final

@@ -236,7 +236,7 @@ class TrainingRun:
 
     @property
     def _median_epoch(self) -> int:
-        """The median of the judged states' epochs; 0 if the loss fell in less than half of the trainings."""
+        """The median of the judged states' epochs; 0 if the loss fell in half of the trainings at most."""
         return median_low([progress.best_epoch for progress in self.progress[: len(self._judged)]])
 
     @contextmanager
