@@ -384,8 +384,7 @@ class Evaluated(Event):
     """A loss was evaluated, in nats per token; `best` says whether it is the best so far.
 
     `split` is "validation" or "test", which are held out. It is also "train", once: the loss on the validation
-    documents after the last training, on all documents, which has seen them. `learning_rate` is the one that was tried
-    in the epoch; None if only one is used.
+    documents after the last training, on all documents, which has seen them.
     """
 
     event: ClassVar[str] = "evaluated"
@@ -394,7 +393,6 @@ class Evaluated(Event):
     epoch: int
     loss: float
     best: bool
-    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)

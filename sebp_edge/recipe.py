@@ -27,8 +27,8 @@ RANK = 16
 READER = "reader"
 # Recipes of the paper's experiments, which are not for an owner's texts.
 _OF_THE_PAPER = ("glue", "lm")
-# How many learning rates a training tries at most.
-MAX_RATES = 8
+# A model with fewer parameters is small: how-the-recipes-were-chosen.md.
+SMALL = 200e6
 # Far above any useful value; fp32 overflows from about 1e38 on.
 MAX_LORA_ALPHA = 2**20
 
@@ -47,9 +47,8 @@ class Recipe:
             "lora", on GPUs since Ada.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
-        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of several, a
-            fresh adapter tries some for one epoch each, and goes on with the one whose validation loss is lowest;
-            without validation documents, and with method "full", it is the middle one, of two the lower.
+        learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of two, the
+            first is that of a model with fewer than 200 million parameters, the second that of a larger one.
         learning_on_share: the peak learning rate of a training that learns on, as a share of `learning_rate`.
         warmup_ratio: share of all steps that are warm-up.
         epochs: maximum number of epochs.
@@ -81,7 +80,7 @@ class Recipe:
     load_in_fp8: bool = False
     r: int | None = None
     lora_alpha: int = 32
-    learning_rate: float | tuple[float, ...] = 2e-4
+    learning_rate: float | tuple[float, float] = 2e-4
     learning_on_share: float = 0.5
     warmup_ratio: float = 0.1
     epochs: int = 3
@@ -170,13 +169,26 @@ class Recipe:
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """The peak learning rates that may be tried, in ascending order."""
+        """The peak learning rate, or those of a small model and a larger one."""
         return self.learning_rate if isinstance(self.learning_rate, tuple) else (self.learning_rate,)
 
     @property
-    def middle_rate(self) -> float:
-        """The peak learning rate of a training that tries none, and the first that is tried; of two the lower."""
-        return self.learning_rates[(len(self.learning_rates) - 1) // 2]
+    def peak_rate(self) -> float:
+        """The only peak learning rate.
+
+        Raises:
+            OptionError: there are two; see `for_size`.
+        """
+        if len(self.learning_rates) > 1:
+            raise OptionError(
+                f"Recipe {self.name!r} has a learning rate for small models and one for larger ones; take one by "
+                "recipe.for_size(number of parameters)."
+            )
+        return self.learning_rates[0]
+
+    def for_size(self, num_parameters: int) -> "Recipe":
+        """Returns the recipe of a model with so many parameters, which has one learning rate."""
+        return self.replace(learning_rate=self.learning_rates[0 if num_parameters < SMALL else -1])
 
     @property
     def is_plain_lora(self) -> bool:
@@ -197,7 +209,7 @@ class Recipe:
 
     def learning_on(self) -> "Recipe":
         """Returns the recipe of a training that learns on: it has fewer documents, and must not forget the others."""
-        return self.replace(learning_rate=self.learning_on_share * self.middle_rate)
+        return self.replace(learning_rate=self.learning_on_share * self.peak_rate)
 
     def replace(self, **changes) -> "Recipe":
         """Returns a copy with some values changed; None keeps the recipe's own value.
@@ -277,10 +289,10 @@ _AT_MOST_ANY = {float: 1e30, int: 2**62}
 def _validate(recipe: str, field: dataclasses.Field, value):
     """Returns `value` in the field's type; raises a RecipeError that names the key and the expected value."""
     kind = field.type
-    if tuple[float, ...] in get_args(kind):
+    if tuple[float, float] in get_args(kind):
         kind = float
         if isinstance(value, list | tuple):
-            return _validate_several(recipe, field, value)
+            return _validate_two(recipe, field, value)
     if NoneType in get_args(kind):
         # None: the key is left out.
         if value is None:
@@ -306,15 +318,14 @@ def _validate(recipe: str, field: dataclasses.Field, value):
     return value
 
 
-def _validate_several(recipe: str, field: dataclasses.Field, values: list | tuple) -> tuple:
-    """Returns several values of a field; a single one by itself."""
-    checked = tuple(_validate(recipe, field, value) for value in values)
-    if not 0 < len(set(checked)) == len(checked) <= MAX_RATES:
+def _validate_two(recipe: str, field: dataclasses.Field, values: list | tuple) -> tuple[float, float]:
+    if len(values) != 2:
         raise RecipeError(
-            f"Recipe {recipe!r}: {field.name} must be a number, or up to {MAX_RATES} different ones, but is "
+            f"Recipe {recipe!r}: {field.name} must be a number, or two for small and larger models, but is "
             f"{_shorten(list(values))}."
         )
-    return tuple(sorted(checked)) if len(checked) > 1 else checked[0]
+    first, second = (_validate(recipe, field, value) for value in values)
+    return first, second
 
 
 def _shorten(value) -> str:

@@ -55,30 +55,30 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_335
+MAX_LINES = 51_132
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_594,
+    "files at the root": 1_603,
     "ask": 1_297,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 2_945,
+    "cli": 2_943,
     "engine": 9,
-    "engine.memory": 1_652,
-    "engine.models": 4_683,
+    "engine.memory": 1_650,
+    "engine.models": 4_675,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
-    "engine.sparse.rows": 1_227,
-    "engine.training": 4_340,
+    "engine.sparse.rows": 1_215,
+    "engine.training": 4_168,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_584,
+    "run": 5_571,
     "serve": 3_048,
     "store": 2_788,
-    "values": 1_853,
+    "values": 1_850,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

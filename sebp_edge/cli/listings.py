@@ -132,7 +132,7 @@ def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
         found = [Recipe.load(name) for name in chosen or Recipe.names()]
         if as_json:
             for recipe in found:
-                rates = {"learning_rate": recipe.middle_rate, "learning_rates": recipe.learning_rates}
+                rates = {"learning_rate": recipe.learning_rates[-1], "learning_rates": recipe.learning_rates}
                 print_json({"event": "recipe", **asdict(recipe), **rates})
         elif chosen:
             for recipe in found:

@@ -220,8 +220,6 @@ class ProgressPrinter:
     def _evaluated(self, event: Evaluated) -> None:
         if event.split == "validation":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
-            if event.learning_rate is not None:
-                when += f" at the learning rate {event.learning_rate:g}"
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")
         elif event.split == "train":
             out.print(f"  validation loss {event.loss:.3f}, on documents that it was trained on now")

@@ -10,6 +10,7 @@ from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.choosing import fill_free_memory
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.memory.memory_plan import Plan
+from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.architecture import longest_sequence
 from sebp_edge.engine.models.hub_cache import has_own_tokenizer
 from sebp_edge.engine.models.loading import BaseModel, refuse_unknown_tokens
@@ -60,7 +61,7 @@ class TrainingPreparation(Preparation):
     def chosen(self, planned: PlannedTraining | None) -> tuple[Recipe, MemoryOptions]:
         """Returns the recipe and the options to train with."""
         if planned is None:
-            return self.recipe.with_defaults(), FASTEST
+            return self.recipe.with_defaults().for_size(read_shape(self.call.reference).parameters), FASTEST
         return planned.plan.chosen.recipe, planned.plan.chosen.options
 
     def fill_free_memory(

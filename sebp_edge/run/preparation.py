@@ -14,7 +14,6 @@ from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.sparse.rows.schedule import Schedule, make_schedules
 from sebp_edge.events import Notice
 from sebp_edge.lessons.examples import encode
-from sebp_edge.lessons.general_probe import encode_probe
 from sebp_edge.lessons.learnable import refuse_unlearnable
 from sebp_edge.lessons.make_dataset import Drawing, make_dataset
 from sebp_edge.lessons.split_history import take_fingerprints
@@ -180,14 +179,9 @@ class Preparation:
         return self._with_general(Prepared(dataset, start), tokenizer, _longest_replies)
 
     def _with_quiz(self, dataset: Dataset, tokenizer) -> Dataset:
-        """Adds the quiz about test documents, and general text on which the adapter is scaled down."""
-        length = dataset.context_length
+        """Adds the quiz about test documents."""
         tested = {number for number, split in dataset.draw.split_of.items() if split == TEST}
-        return replace(
-            dataset,
-            probe=encode_probe(tokenizer, length) if self.recipe.general else [],
-            quiz=make_quiz(self.reading.documents, tested, tokenizer, length),
-        )
+        return replace(dataset, quiz=make_quiz(self.reading.documents, tested, tokenizer, dataset.context_length))
 
     def _with_general(
         self, prepared: Prepared, tokenizer, reply_to: Callable[[Sequence[str]], Sequence[str]]

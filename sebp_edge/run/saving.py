@@ -64,7 +64,7 @@ class NewVersion:
             base_model=base.reference.public_name,
             model=base.reference.name,
             fingerprint=base.fingerprint,
-            recipe=asdict(run.recipe),
+            recipe=asdict(run.task.recipe),
             quiz=asdict(facts.quiz) if facts.quiz else None,
         )
         if texts.history is not None and run.result is None:

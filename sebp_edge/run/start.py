@@ -64,7 +64,7 @@ class Start:
         return cls(comparison, history_of(listed), entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
-        """Returns a recipe with the version's own values for those that are left to the budget or to validation."""
+        """Returns a recipe with the version's own values for those that are left to the budget or to the size."""
         own = self.comparison.saved.record.recipe
         rate = own["learning_rate"] if len(recipe.learning_rates) > 1 else None
         return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"], learning_rate=rate)

@@ -53,8 +53,6 @@ GENERAL_TOKENS, GENERAL_EXAMPLES = 12_000, 340
 # On a CPU, the trainings in folds may take so many seconds at this rate of floating-point operations per second, about
 # that of two cores. A measured rate would not be the same each time, and so a draw would not.
 MOST_SECONDS_IN_FOLDS, RATE_FOR_FOLDS = 120, 50e9
-# How often `scale_down` evaluates general text, usually.
-SCALED = 3
 
 
 def seconds_of_a_token(num_parameters: int, rate: float, *, on_gpu: bool) -> float:
@@ -66,10 +64,9 @@ def most_tokens_in_folds(recipe: Recipe, num_parameters: int, *, on_gpu: bool) -
     """Returns up to how many tokens folds are worth their time: any number on a GPU."""
     if on_gpu:
         return math.inf
-    epochs = recipe.epochs + len(recipe.learning_rates) - 1
     # A document is trained on in all folds but two, and at the end. It is in one validation split, which is evaluated
     # before each epoch and after the last, and in one test split.
-    passes = _passes(recipe) * ((MANY_FOLDS - 2) * epochs + recipe.epochs) + (epochs + 1) + 3
+    passes = _passes(recipe) * (MANY_FOLDS - 1) * recipe.epochs + (recipe.epochs + 1) + 3
     return MOST_SECONDS_IN_FOLDS / (passes * seconds_of_a_token(num_parameters, RATE_FOR_FOLDS, on_gpu=False))
 
 
@@ -143,17 +140,12 @@ def _phases(
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
         phase.seconds[DECODING] = writes
         yield phase
-    probe = dataset.outlines.probe if recipe.method == "lora" else []
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
     for number, schedule in enumerate(schedules, start=1):
         name = f"fold {number}" if len(judged) > 1 else "train"
-        examples, tokens = schedule.num_evaluated
         if schedule.trains_on_all:
             name = "all documents"
-        else:
-            examples += (1 + SCALED) * len(probe)
-            tokens += (1 + SCALED) * sum(example.num_tokens for example in probe)
-        phase = _evaluation(name, token, examples, tokens)
+        phase = _evaluation(name, token, *schedule.num_evaluated)
         phase.units[STEPS] = schedule.num_batches
         trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
         phase.seconds[STEPS] = _passes(recipe) * token * trained

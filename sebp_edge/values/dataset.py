@@ -72,7 +72,6 @@ class Outlines(NamedTuple):
 
     own: list[Outline]
     general: list[Outline]
-    probe: list[Outline]
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ class Dataset:
         concerns: what makes a gain on these texts meaningless, a sentence each.
         is_chat: whether the chat template rendered more than half of these documents.
         general: examples that keep what the model could do before, with the base model as the teacher.
-        probe: other general text, which tells how much was forgotten.
         quiz: what decides, in place of the test loss; None if nothing is asked.
     """
 
@@ -100,7 +98,6 @@ class Dataset:
     is_chat: bool = False
     names: dict[int, str] = field(default_factory=dict)
     general: list[Example] = field(default_factory=list)
-    probe: list[Example] = field(default_factory=list)
     quiz: Quiz | None = None
 
     @property
@@ -113,13 +110,13 @@ class Dataset:
     @property
     def all_examples(self) -> list[Example]:
         """All examples, by the numbers of their outlines."""
-        return self.examples + self.general + self.probe
+        return self.examples + self.general
 
     @cached_property
     def outlines(self) -> Outlines:
         """What the tokens are not needed for is done with these."""
         numbers = count()
-        parts = (self.examples, self.general, self.probe)
+        parts = (self.examples, self.general)
         return Outlines(*([example.outline(next(numbers)) for example in part] for part in parts))
 
     def splits(self) -> list[Split]:

@@ -21,7 +21,7 @@ from sebp_edge.engine.memory.footprint import Footprint
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.errors import SebpEdgeError
-from sebp_edge.events import PROTOCOL, Evaluated, Event
+from sebp_edge.events import PROTOCOL, Event
 from sebp_edge.export.export_result import ExportResult
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
@@ -65,7 +65,6 @@ ADAPTED = {
 
 # Keys that events and results have had since a later version; those of before lack them.
 ADDED: dict[type, dict[str, Any]] = {
-    Evaluated: {"learning_rate": float},
     Answer: {"sentence": str, "line": int | None, "sentences": tuple[str, ...]},
 }
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.

@@ -6,8 +6,6 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
-from sebp_edge.engine.training import scale_down
-from sebp_edge.engine.training.evaluation import HeldOutLoss
 from sebp_edge.run import replies
 
 
@@ -48,20 +46,6 @@ def when_asked(monkeypatch):
         monkeypatch.setattr(replies, "answer_all", answering)
 
     return watch
-
-
-@pytest.fixture
-def loses_general_text(monkeypatch):
-    """A function that makes every state lose all general text; it is called with the adaptation before that is read."""
-
-    def lose(call=lambda adaptation: None):
-        def evaluate(learner, general):
-            call(learner.adaptation)
-            return HeldOutLoss(nats={0: 1e9}, tokens={0: 1})
-
-        monkeypatch.setattr(scale_down, "evaluate", evaluate)
-
-    return lose
 
 
 @pytest.fixture

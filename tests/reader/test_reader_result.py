@@ -3,13 +3,11 @@
 from dataclasses import asdict
 
 import pytest
-import torch
 from builders import make_tokenizer
 from reader_notes import ANSWER, NO_EFFECT, NOTES, THINGS, WEIGHTS, decoded, notices, save_model, use_notes
-from safetensors.torch import load_file
 
 from sebp_edge import AdapterRecord, Personalizer, Recipe
-from sebp_edge.errors import Interrupted, ModelError, TextsError
+from sebp_edge.errors import ModelError, TextsError
 
 
 def test_the_result_says_what_is_answered_before_and_after(learnt):
@@ -147,46 +145,6 @@ def test_a_chat_template_that_nothing_can_be_learnt_in_is_refused(make, tmp_path
     with pytest.raises(ModelError, match=words):
         personalizer.adapt()
     assert personalizer.store.names() == []
-
-
-def state_of(adaptation):
-    """The trained tensors, by the names that they are saved under."""
-    trained = ((name, one) for name, one in adaptation.model.named_parameters() if one.requires_grad)
-    return {name.replace(".default.", "."): one.detach().clone() for name, one in trained}
-
-
-@pytest.mark.slow
-def test_an_adapter_that_forgets_general_text_is_scaled_down(make, loses_general_text):
-    def look(adaptation):
-        states.append(state_of(adaptation))
-
-    states = []
-    loses_general_text(look)
-    personalizer = make(recipe=NO_EFFECT)
-    result = personalizer.adapt(activate_anyway=True)
-    because = "since the loss on general text rose by more than 2.0 %"
-    assert f"The adapter was scaled to 50 %, {because}." in notices(personalizer)
-    saved = load_file(result.adapter_path / WEIGHTS)
-    for name, before in states[0].items():
-        assert torch.equal(saved[name], before * 0.5 if "lora_B" in name else before), name
-
-
-@pytest.mark.slow
-def test_a_stop_while_it_is_scaled_leaves_what_was_trained(make, loses_general_text):
-    def stop_at_the_second(adaptation):
-        states.append(state_of(adaptation))
-        if len(states) == 2:
-            raise KeyboardInterrupt
-
-    states = []
-    loses_general_text(stop_at_the_second)
-    personalizer = make()
-    with pytest.raises(Interrupted) as stopped:
-        personalizer.adapt()
-    folder = personalizer.store.adapter("reader").open(stopped.value.version).path
-    saved = load_file(folder / WEIGHTS)
-    for state, is_saved in zip(states, (True, False), strict=True):
-        assert all(torch.equal(saved[name], tensor) for name, tensor in state.items()) == is_saved
 
 
 def test_forget_leaves_a_reader_as_it_is(make):

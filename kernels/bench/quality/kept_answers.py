@@ -38,7 +38,7 @@ from sebp_edge.ask.wording import end_ids, prompt_for, shown
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import FASTEST
 from sebp_edge.engine.models import lora
-from sebp_edge.engine.models.adaptation import restore_scaled
+from sebp_edge.engine.models.adaptation import restore
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.generation import answer_all
 from sebp_edge.engine.models.loading import BaseModel, load_base_model
@@ -168,7 +168,8 @@ def measure(
     began = perf_counter()
     dataset = make_dataset(read_texts(texts), base.tokenizer, RECIPE, None, Drawing(seed))
     dataset = replace(dataset, general=general(base, arm, dataset, seed))
-    recipe = RECIPE.replace(r=lora_rank(base, arm), general=(arm.replies + arm.text) / 2)
+    recipe = RECIPE.for_size(base.model.num_parameters())
+    recipe = recipe.replace(r=lora_rank(base, arm), general=(arm.replies + arm.text) / 2)
     recipe = recipe.replace(lora_alpha=2 * recipe.r, load_in_4bit=False)
     task = Task(dataset, make_schedules(dataset, recipe, seed), recipe, seed, FASTEST)
     with MemoryGuard(base.device) as guard, adapting(arm), without_cudnn_attention():
@@ -178,13 +179,16 @@ def measure(
             run.train(gate)
             progress, test = run.progress[0], task.schedules[0].test.examples
             trained = {
-                "rate": progress.learning_rate,
+                "rate": recipe.peak_rate,
                 "steps": len(progress.losses),
                 "training_seconds": progress.seconds,
                 "all_seconds": perf_counter() - began,
             }
             for scale in arm.scales:
-                restore_scaled(run.adaptation, progress.best_state, scale)
+                restore(run.adaptation, progress.best_state)
+                for name, parameter in run.adaptation.model.named_parameters():
+                    if parameter.requires_grad and "lora_B" in name:
+                        parameter.data.mul_(scale)
                 after = progress.after if scale == 1 else run.score(run.adaptation, test)
                 gain = gate.judge(progress.before, after).gain
                 row = {"scale": scale, "gain": gain.gain, "at_least": gain.lower}

@@ -3,10 +3,10 @@
     python kernels/bench/quality/reader_settings.py [--model PATH...] [--settings 7e-4:1:80:0.1 ...] [--people 0 1 2]
                                                     [--seeds 0] [--device cpu] [--file CSV] [--record [FILE]]
 
-A setting is RATES:EPOCHS:STEPS:GENERAL: of several rates, the training tries some and validation chooses; the least
-steps of an epoch; the share of general text. A row is written to --file as soon as it is measured, the base model's
-first. Shares are of right replies below the passage that the search finds, about the people of reading.py. The quiz's
-own notes are counted apart from the practice notes of the test split, with what was gained and lost there.
+A setting is RATE:EPOCHS:STEPS:GENERAL, with the least steps of an epoch and the share of general text. A row is written
+to --file as soon as it is measured, the base model's first. Shares are of right replies below the passage that the
+search finds, about the people of reading.py. The quiz's own notes are counted apart from the practice notes of the test
+split, with what was gained and lost there.
 """
 
 import csv
@@ -86,13 +86,8 @@ def append(file: Path, row: dict) -> None:
 
 def recipe_of(setting: str) -> Recipe:
     """The recipe "ask" with the values of a setting."""
-    rates, epochs, steps, general = setting.split(":")
-    return OWN.replace(
-        learning_rate=tuple(map(float, rates.split(","))),
-        epochs=int(epochs),
-        min_steps=int(steps),
-        general=float(general),
-    )
+    rate, epochs, steps, general = setting.split(":")
+    return OWN.replace(learning_rate=float(rate), epochs=int(epochs), min_steps=int(steps), general=float(general))
 
 
 class Study:

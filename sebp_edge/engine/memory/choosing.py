@@ -158,7 +158,7 @@ class _Candidates:
 
     def for_recipe(self, recipe: Recipe) -> Iterator[Choice]:
         """Yields all choices, the fastest first; then those with less precision or a lower rank, step by step."""
-        stated, recipe = recipe, recipe.with_defaults()
+        stated, recipe = recipe, recipe.with_defaults().for_size(self.shape.parameters)
         recipes = [recipe]
         yield from self._all_options(recipe, in_8_bits=False)
         is_lora = recipe.method == "lora"

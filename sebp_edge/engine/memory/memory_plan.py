@@ -56,8 +56,6 @@ class Choice:
         words += filter(None, [self.kept, self.common, self.judged])
         if options.moments_in_8_bits:
             words.append("8-bit moments")
-        if len(self.recipe.learning_rates) > 1:
-            words.append(f"the best of {len(self.recipe.learning_rates)} learning rates")
         return ", ".join(words)
 
     def to_dict(self) -> dict:

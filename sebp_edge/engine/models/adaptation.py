@@ -104,11 +104,3 @@ def save_snapshots(adaptation: Adaptation, snapshots: Mapping[Path, list[Tensor]
     finally:
         if snapshots:
             restore(adaptation, final)
-
-
-def restore_scaled(adapter: Adaptation, state: list[Tensor], scale: float) -> None:
-    """Restores a snapshot of a LoRA adapter, which then adds `scale` times as much to the weights."""
-    restore(adapter, state)
-    for name, parameter in adapter.model.named_parameters():
-        if parameter.requires_grad and "lora_B" in name:
-            parameter.data.mul_(scale)

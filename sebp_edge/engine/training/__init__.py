@@ -15,7 +15,6 @@ scoring               computes losses without training
 facts                 collects the facts of a run: counts, losses, curves, memory and time
 probing               measures general text, language and facts, before and after
 copies                finds training text that the adapted model repeats word for word
-scale_down            scales an adapter down until it has forgotten little
 teacher               gives examples the probabilities of a teacher to learn
 recovery              reduces micro-batches when memory runs out
 learner               computes losses, gradients and updates

@@ -264,7 +264,7 @@ class Checkpoints:
 
 def _stamp(progress: TrainingProgress) -> tuple:
     """Returns what tells the best state of a training from its earlier ones."""
-    return progress.phase, progress.learning_rate, progress.best_epoch, progress.is_scaled, len(progress.best_state)
+    return progress.phase, progress.best_epoch, len(progress.best_state)
 
 
 class _Summed:

@@ -147,7 +147,7 @@ class GateResult:
         tested = plural(len(self.after.rest.tokens), "document")
         change = f"On {tested} that it was not trained on, it {_describe(self.gain, margin)}"
         if self.verdict is Verdict.NO_GAIN and self.gain.gain == 0:
-            return "The loss on validation documents fell at no learning rate, so nothing was learnt; try a lower one."
+            return "The loss on validation documents fell in no epoch, so nothing was learnt; lower the learning rate."
         if self.verdict is Verdict.NO_GAIN:
             return f"{change}; more text helps most."
         if self.verdict is Verdict.NOT_COMPARABLE:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -34,16 +34,12 @@ class TrainingProgress:
         best_loss: held-out loss of that state, in nats per token; NaN without validation examples.
         best_validation: the validation losses of that state; None without validation examples.
         best_state: the trained parameters in that state, on the CPU.
-        learning_rate: the peak learning rate, the best of those tried so far; None before.
-        tried: each learning rate that was tried, and the validation loss after an epoch; infinite if it diverged.
-        losses: the loss of each step, in nats per loss token, without those at learning rates that were not chosen.
+        losses: the loss of each step, in nats per loss token.
         validations: the number of these losses before each evaluation, and the validation loss.
         epoch: how many of the schedule's epochs are over, with the evaluation after them.
         epoch_steps: the steps done in the current epoch.
-        is_over: whether the training is over; the best state does not change any more, unless it is scaled.
+        is_over: whether the training is over; the best state does not change any more.
         before, after: the test losses before the training and after it; None until they are known.
-        general_before: the loss on general text before the training; None until it is known.
-        is_scaled: whether the best state is scaled down.
     """
 
     phase: str = ""
@@ -55,8 +51,6 @@ class TrainingProgress:
     best_loss: float = math.inf
     best_validation: HeldOutLoss | None = None
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
-    learning_rate: float | None = None
-    tried: list[tuple[float, float]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list, repr=False)
     validations: list[tuple[int, float]] = field(default_factory=list)
     epoch: int = 0
@@ -64,8 +58,6 @@ class TrainingProgress:
     is_over: bool = False
     before: HeldOutLoss | None = None
     after: HeldOutLoss | None = None
-    general_before: float | None = None
-    is_scaled: bool = False
 
     @property
     def is_running(self) -> bool:
@@ -90,7 +82,6 @@ class Trainer:
         learner: runs the steps and evaluations.
         on_event: receives the events.
         phase: the name of this training in events.
-        start: the state that several learning rates are tried from.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
         clock: counts the seconds of the steps.
         pending: the steps whose outcome has not been read yet; None for one that runs.
@@ -101,7 +92,6 @@ class Trainer:
     recipe: Recipe
     on_event: Sink
     phase: str
-    start: Sequence[torch.Tensor] = ()
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
     pending: deque[_PendingStep | None] = field(default_factory=deque)
@@ -119,13 +109,11 @@ class Trainer:
         The best state is the one with the lowest validation loss, or the last one if there are no validation examples.
         The state before the first step of a fresh adapter is evaluated after the first epoch, so that the first step
         comes soon.
-        Several learning rates are tried for an epoch each, from the start (see `next_rate`). The training goes on at
-        the best one, in the state that it reached; if it was not the last one, with a new optimizer.
         After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
 
         Raises:
-            NonFiniteLoss: the loss or its gradient became NaN or infinite, at each learning rate.
+            NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
         progress = self.progress
         epochs = schedule.epochs[: schedule.last_epoch]
@@ -133,23 +121,14 @@ class Trainer:
         progress.epoch_steps = min(progress.epoch_steps, sum(map(len, epochs[progress.epoch : progress.epoch + 1])))
         done = sum(map(len, epochs[: progress.epoch])) + progress.epoch_steps
         progress.total_steps = progress.steps + sum(map(len, epochs)) - done
-        if schedule.tries == 1 and progress.learning_rate is None:
-            progress.learning_rate = self.recipe.middle_rate
         try:
             is_late = self.recipe.method == "lora"
             if (schedule.learns_on or is_late) and not done:
                 progress.best_state = snapshot(self.learner.adaptation)
             elif not done:
                 self._evaluate(schedule, 0)
-            while progress.epoch < len(epochs) and not self._has_converged(schedule):
-                self._begin_epoch(schedule)
-                try:
-                    self._train_epoch(schedule)
-                except NonFiniteLoss:
-                    if not self._can_go_on_at_another_rate(schedule):
-                        raise
-                    self._leave_out_rate(schedule)
-                    continue
+            while progress.epoch < len(epochs) and not self._has_converged:
+                self._train_epoch(schedule)
                 if is_late and not (schedule.learns_on or progress.best_epoch or progress.best_validation):
                     self._evaluate_start(schedule.validation)
                 self._evaluate(schedule, progress.epoch + 1)
@@ -162,53 +141,18 @@ class Trainer:
         restore(self.learner.adaptation, progress.best_state)
         return progress
 
-    def _has_converged(self, schedule: Schedule) -> bool:
+    @property
+    def _has_converged(self) -> bool:
         progress = self.progress
-        epochs = schedule.epoch_of(progress.epoch)
-        return progress.epoch >= schedule.tries and epochs - progress.best_epoch >= self.recipe.patience
-
-    def _begin_epoch(self, schedule: Schedule) -> None:
-        """Goes back to the start for the next learning rate, and to the best one's state after the last."""
-        progress = self.progress
-        if progress.epoch_steps or not 0 < progress.epoch <= schedule.tries > 1:
-            return
-        if progress.epoch < schedule.tries:
-            self.learner.plain.start_again(self.start)
-        elif progress.learning_rate != progress.tried[-1][0]:
-            self.learner.plain.start_again(progress.best_state)
-
-    def _can_go_on_at_another_rate(self, schedule: Schedule) -> bool:
-        """Whether the current epoch tries a learning rate, and another one was tried or is left to try."""
-        progress = self.progress
-        if not self._is_trial(schedule):
-            return False
-        tried = [*progress.tried, (self._rate_of(schedule), math.inf)]
-        return progress.learning_rate is not None or next_rate(self.recipe, tried) is not None
-
-    def _leave_out_rate(self, schedule: Schedule) -> None:
-        """Ends the epoch that tries a learning rate, since the training diverged."""
-        progress = self.progress
-        self.pending.clear()
-        progress.total_steps -= len(schedule.epochs[progress.epoch]) - progress.epoch_steps
-        self._finish_epoch(schedule, progress.epoch + 1, math.inf)
-
-    def _is_trial(self, schedule: Schedule) -> bool:
-        """Whether the current epoch tries a learning rate."""
-        return self.progress.epoch < schedule.tries > 1
-
-    def _rate_of(self, schedule: Schedule) -> float:
-        """Returns the peak learning rate of the current epoch."""
-        if self._is_trial(schedule):
-            return next_rate(self.recipe, self.progress.tried)
-        return self.progress.learning_rate
+        return progress.epoch - progress.best_epoch >= self.recipe.patience
 
     def _train_epoch(self, schedule: Schedule) -> None:
         """Trains the next epoch; a GPU's next step is launched before the outcome of the one before is read."""
         progress, pending = self.progress, self.pending
         begin, before = self.clock(), progress.seconds
-        peak, done = self._rate_of(schedule), schedule.steps_before(progress.epoch) + progress.epoch_steps
-        rates = islice(learning_rates(self.recipe.replace(learning_rate=peak), schedule.num_steps), done, None)
-        epoch, steps = schedule.epoch_of(progress.epoch + 1), schedule.epochs[progress.epoch][progress.epoch_steps :]
+        done = sum(map(len, schedule.epochs[: progress.epoch])) + progress.epoch_steps
+        rates = islice(learning_rates(self.recipe, schedule.num_steps), done, None)
+        epoch, steps = progress.epoch + 1, schedule.epochs[progress.epoch][progress.epoch_steps :]
         for step, rate in zip(steps, rates, strict=False):
             if not self.learner.can_be_left:
                 pending.append(None)  # nothing is to be saved during the step
@@ -288,61 +232,26 @@ class Trainer:
         Args:
             done: how many of the schedule's epochs are over.
         """
-        progress, validation, epoch = self.progress, schedule.validation, schedule.epoch_of(done)
+        progress, validation = self.progress, schedule.validation
         losses = evaluate(self.learner, validation) if validation.examples else None
         loss = losses.mean if losses else math.nan
         best = not losses or loss < progress.best_loss
         if best:
-            progress.best_epoch, progress.best_loss, progress.best_validation = epoch, loss, losses
+            progress.best_epoch, progress.best_loss, progress.best_validation = done, loss, losses
             progress.best_state = snapshot(self.learner.adaptation)
         if losses:
             progress.validations.append((len(progress.losses), loss))
-        tried = self._rate_of(schedule) if done and self._is_trial(schedule) else None
-        self._finish_epoch(schedule, done, loss)
-        if losses:
-            self.on_event(Evaluated(self.phase, "validation", epoch, loss, best, tried))
-
-    def _finish_epoch(self, schedule: Schedule, done: int, loss: float) -> None:
-        """Counts an epoch; keeps the best of the learning rates that were tried, and the losses at that one."""
-        progress = self.progress
-        if done and self._is_trial(schedule):
-            rate, before = self._rate_of(schedule), len(progress.losses) - progress.epoch_steps
-            if loss < min((loss for _, loss in progress.tried), default=math.inf):
-                progress.learning_rate = rate
-                del progress.losses[:before]
-                progress.validations[1:] = [(len(progress.losses), loss)]
-            else:
-                del progress.losses[before:], progress.validations[2:]
-            progress.tried.append((rate, math.inf if math.isnan(loss) else loss))
-            if next_rate(self.recipe, progress.tried) is None:
-                progress.total_steps -= sum(map(len, schedule.epochs[done : schedule.tries]))
-                done = schedule.tries
         progress.epoch, progress.epoch_steps = done, 0
-
-
-def next_rate(recipe: Recipe, tried: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the learning rate of a recipe to try next; None after the last one.
-
-    As a function of the rate, the loss has one minimum, so the middle rate is tried first, then those next to the best
-    one, the higher first.
-
-    Args:
-        tried: each rate that was tried, and its validation loss.
-    """
-    if not tried:
-        return recipe.middle_rate
-    rates, known = recipe.learning_rates, {rate for rate, _ in tried}
-    best = rates.index(min(tried, key=lambda each: each[1])[0])
-    beside = [rates[place] for place in (best + 1, best - 1) if 0 <= place < len(rates)]
-    return next((rate for rate in beside if rate not in known), None)
+        if losses:
+            self.on_event(Evaluated(self.phase, "validation", done, loss, best))
 
 
 def learning_rates(recipe: Recipe, total_steps: int) -> Iterator[float]:
     """Yields each step's learning rate: linear warm-up, then cosine decay to zero (Loshchilov and Hutter 2017)."""
-    warmup = max(1, round(recipe.warmup_ratio * total_steps))
+    peak, warmup = recipe.peak_rate, max(1, round(recipe.warmup_ratio * total_steps))
     for step in range(total_steps):
         if step < warmup:
             factor = (step + 1) / warmup
         else:
             factor = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup)))
-        yield recipe.middle_rate * factor
+        yield peak * factor

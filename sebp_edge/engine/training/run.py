@@ -5,30 +5,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
 from pathlib import Path
 from statistics import median_low
 
 from torch import Tensor
 
-from sebp_edge.basics.units import percent
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation, attach, read_state, restore, snapshot
-from sebp_edge.engine.models.loading import BaseModel, refuse_unknown_tokens
+from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
+from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.engine.training.checkpoint import RunState
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.gate import Gate, GateResult
 from sebp_edge.engine.training.loop import Trainer, TrainingProgress
 from sebp_edge.engine.training.quiz import QuizResult
 from sebp_edge.engine.training.recovery import Breaks, RecoveringLearner
-from sebp_edge.engine.training.scale_down import MAX_RISE, scale_down
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
-from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
+from sebp_edge.events import Evaluated, Sink, TrainingStarted
 from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.dataset import Dataset
@@ -114,15 +111,6 @@ class TrainingRun:
         return RunState(self.clock() - self.began, list(self.progress), learner)
 
     @property
-    def recipe(self) -> Recipe:
-        """The recipe, with one learning rate: the median of those that the trainings on splits have chosen."""
-        recipe = self.task.recipe
-        if len(recipe.learning_rates) == 1:
-            return recipe
-        chosen = [each.learning_rate for each in self.progress[: len(self._judged)] if each.learning_rate is not None]
-        return recipe.replace(learning_rate=median_low(chosen) if chosen else recipe.middle_rate)
-
-    @property
     def judged_states(self) -> list[list[Tensor]]:
         return [progress.best_state for progress in self.progress[: len(self._judged)]]
 
@@ -201,10 +189,10 @@ class TrainingRun:
         if number > 0:
             learner.plain.start_again(fresh)
         schedule = self._judged[number]
-        trainer = self._prepare_trainer(learner, number, fresh)
-        progress, general = trainer.progress, self._general_text(learner)
+        trainer = self._prepare_trainer(learner, number)
+        progress = trainer.progress
         if not fresh:
-            self._test_base(trainer, schedule, general)
+            self._test_base(trainer, schedule)
         if not progress.is_over:
             if starts and not progress.steps:
                 learner.plain.start_again(starts[number])
@@ -212,11 +200,9 @@ class TrainingRun:
         if fresh:
             restore(self.adaptation, fresh)
             try:
-                self._test_base(trainer, schedule, general)
+                self._test_base(trainer, schedule)
             finally:
                 restore(self.adaptation, progress.best_state)
-        if general and not progress.is_scaled:
-            self._scale_down(learner, progress, general)
         progress.after = self._test(trainer, schedule, is_trained=True)
         return progress
 
@@ -289,13 +275,11 @@ class TrainingRun:
             self._words,
         )
 
-    def _test_base(self, trainer: Trainer, schedule: Schedule, general: Group | None) -> None:
+    def _test_base(self, trainer: Trainer, schedule: Schedule) -> None:
         """Tests with fresh weights, unless an earlier process has."""
         progress = trainer.progress
         if progress.before is None:
             progress.before = self._test(trainer, schedule, is_trained=False)
-        if general and progress.general_before is None:
-            progress.general_before = evaluate(trainer.learner, general).mean
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
         """Returns the test losses of the state that the adaptation is in."""
@@ -303,21 +287,6 @@ class TrainingRun:
         epoch = trainer.progress.best_epoch if is_trained else 0
         self._on_event(Evaluated(trainer.phase, "test", epoch, losses.mean, is_trained))
         return losses
-
-    def _general_text(self, learner: RecoveringLearner) -> Group | None:
-        """Returns the general text that tells how much a trained adapter has forgotten; None if that is not limited."""
-        if not self.task.dataset.outlines.probe or self.task.recipe.method != "lora":
-            return None
-        probe = self.task.dataset.probe
-        refuse_unknown_tokens(self.base.model, chain.from_iterable(example.input_ids for example in probe))
-        return Group(self.task.dataset.outlines.probe, learner.limit, is_evaluated=True)
-
-    def _scale_down(self, learner: RecoveringLearner, progress: TrainingProgress, general: Group) -> None:
-        scale = scale_down(learner, progress, general, progress.general_before)
-        progress.is_scaled = True
-        if scale < 1:
-            because = f"since the loss on general text rose by more than {percent(MAX_RISE)}"
-            self._on_event(Notice(f"The adapter was scaled to {percent(scale, 0)}, {because}."))
 
     def _train_last(self, learner: RecoveringLearner, start: list[Tensor]) -> float | None:
         """Trains on all documents from `start`, at most for the median number of epochs of the trainings before.
@@ -359,27 +328,25 @@ class TrainingRun:
             restore(self.adaptation, self.judged_states[0])
         return result
 
-    def _prepare_trainer(self, learner: RecoveringLearner, number: int, fresh: Sequence[Tensor] = ()) -> Trainer:
+    def _prepare_trainer(self, learner: RecoveringLearner, number: int) -> Trainer:
         """Prepares a training, as far as an earlier process has come with it."""
         found, schedule, phase = self._progress_before(number), self.task.schedules[number], self._phase_of(number)
         if found is not None and found.steps:
             progress = found
         elif found is not None:  # the evaluation before the first step is repeated
-            progress = TrainingProgress(phase, before=found.before, general_before=found.general_before)
+            progress = TrainingProgress(phase, before=found.before)
         else:
             progress = TrainingProgress(phase)
         # Before the learner prepares, so that an interruption finds this training's progress, not the last fold's.
         self.progress.append(progress)
-        self._on_event(TrainingStarted(phase, schedule.epoch_of(schedule.last_epoch), *schedule.num_documents))
+        self._on_event(TrainingStarted(phase, schedule.last_epoch, *schedule.num_documents))
         state = self._resumed.learner if progress.is_running else None
         learner.prepare(schedule, self.task.schedules[number + 1 :], state)
         if progress.is_over:
             restore(self.adaptation, progress.best_state)
         self._forget_resumed()
-        recipe = self.recipe if schedule.trains_on_all else self.task.recipe
-        if schedule.learns_on:
-            recipe = recipe.learning_on()
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, fresh, progress, self.clock)
+        recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock)
         return self._trainer
 
     def _phase_of(self, number: int) -> str:

@@ -123,10 +123,9 @@ class Schedule:
             of the other trainings, and is evaluated only after this one.
         learns_on: whether it begins in a state that was trained before. That state is not evaluated, and never the best
             one, since it has not learnt what is new.
-        tries: how many learning rates are tried for one epoch, each from the start; the training goes on with one.
 
     Attributes:
-        epochs: the steps of each epoch; the first one is there `tries` times.
+        epochs: the steps of each epoch.
         last_epoch: the last epoch to train; later ones only shape the learning rate schedule.
         validation: the validation examples, evaluated before the first epoch and after each epoch.
         test: the test examples, evaluated before and after the training, or only after it (`trains_on_all`).
@@ -140,10 +139,8 @@ class Schedule:
         *,
         trains_on_all: bool = False,
         learns_on: bool = False,
-        tries: int = 1,
     ):
-        self._batches = batches[:1] * (tries - 1) + batches
-        self._validation, self._test, self.tries = list(validation), list(test), tries
+        self._batches, self._validation, self._test = batches, list(validation), list(test)
         self.trains_on_all, self.learns_on, self.last_epoch = trains_on_all, learns_on, len(self._batches)
         self._one_micro_batch_each = False
         self.epochs: list[list[Group]] = []
@@ -206,21 +203,13 @@ class Schedule:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps, including those after `last_epoch`, with the first epoch once."""
-        return self.steps_before(len(self.epochs))
-
-    def epoch_of(self, done: int) -> int:
-        """Returns how many epochs are over after so many of `epochs`; those that try a learning rate count as one."""
-        return min(done, 1) if done < self.tries else done - self.tries + 1
-
-    def steps_before(self, done: int) -> int:
-        """Returns how many steps of the training are before the next of `epochs`."""
-        return sum(map(len, self.epochs[self.tries - 1 : done]))
+        """The number of steps, including those after `last_epoch`."""
+        return sum(map(len, self.epochs))
 
     @property
     def has_smaller_steps(self) -> bool:
         """Whether a batch of the recipe is split into several steps."""
-        return sum(map(len, self.epochs)) > self.num_batches
+        return self.num_steps > self.num_batches
 
     @property
     def trained(self) -> list[MicroBatch]:
@@ -284,9 +273,8 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
         examples = _of(examples, lessons.last.trained if lessons.last else ())
     schedules = []
     for split in splits:
-        tries = len(recipe.learning_rates) if recipe.method == "lora" and split.validation and not learns_on else 1
         epochs = batches(split.train, epochs=recipe.epochs)
-        schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on, tries=tries))
+        schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on))
     if len(splits) != 1 or recipe.refits:
         epochs = 1 if len(splits) == 1 and not learns_on else recipe.epochs
         validation = list(chain.from_iterable(split.validation for split in splits))
