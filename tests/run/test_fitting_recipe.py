@@ -100,4 +100,4 @@ def test_plan_inspect_and_adapt_agree(model_folder, tmp_path):
 
 def test_a_plan_of_notes_says_their_recipe(model_folder):
     plan = Personalizer(model_folder, device="cpu").plan(make_sentences(30, words=20))
-    assert plan.chosen.recipe == Recipe.load("notes").with_defaults()
+    assert plan.chosen.recipe == Recipe.load("notes").with_defaults().for_size(1)
