@@ -71,8 +71,8 @@ def test_a_tiny_run_is_split(model_folder, tmp_path, warm):
     for number, text in enumerate(make_sentences(24, words=60)):
         files.append(tmp_path / f"{number}.md")
         files[-1].write_text(text)
-    row, again = end_to_end.measure(24, files, model_folder, tmp_path, "cpu")
-    assert (row["triton_cache"], again["triton_cache"]) == ("empty", "filled")
+    (row,) = end_to_end.measure(24, files, model_folder, tmp_path, "cpu")
+    assert row["triton_cache"] == "empty"
     for part in end_to_end.PARTS:
         assert row[part] == 0 if part == "capture" else row[part] > 0, part
     assert row["documents"] == 24

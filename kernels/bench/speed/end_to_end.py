@@ -5,8 +5,9 @@
     python kernels/bench/speed/end_to_end.py --cpu tiny FOLDER... [--record [FILE]]   on the CPU, with these models
 
 On the GPU, the model has the shape of Llama-3.2-3B: a folder with random bf16 weights and the bundled model's tokenizer
-is made once and stays in --work. The command trains for two epochs, in a process of its own, first with empty caches
-(of Triton; on the CPU, of all), then with those of the first run. The arrival times of its events split the run:
+is made once and stays in --work. The command trains for two epochs, in a process of its own, with empty caches (on the
+CPU of all, on a GPU of Triton), and on a GPU again with those of the first run. The arrival times of its events split
+the run:
 
     import      from the start of the process to the call of `adapt`: Python, libraries, recipe, device
     load        read the files, load the model     texts       tokenize the texts
@@ -114,13 +115,13 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def measure(size: int, files: list[Path], model: Path | str, work: Path, device: str) -> Iterator[dict]:
-    """The figures of the run with an empty cache, then of the run with a filled one; parts in seconds."""
+    """The figures of the run with an empty cache, then on a GPU of one with a filled one; parts in seconds."""
     shutil.rmtree(runs := work / "runs", ignore_errors=True)
     notes = runs / "notes"
     notes.mkdir(parents=True)
     for number, file in enumerate(files[:size]):
         shutil.copy(file, notes / f"{number:04}{file.suffix}")
-    for cache in ("empty", "filled"):
+    for cache in ("empty", "filled")[: 1 if device == "cpu" else 2]:
         options = [str(notes), "--model", str(model), "--json", "--device", device, "--epochs", EPOCHS, "--out"]
         caches = {"TRITON_CACHE_DIR": str(runs / "triton")}
         if device == "cpu":
