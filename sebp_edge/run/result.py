@@ -130,9 +130,10 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
     def activation(self) -> str:
         """The command, or outside of the default store the call, that activates the adapter.
 
-        Empty if it is active, or not in a store.
+        Empty if it is active, not in a store, or as the base model is.
         """
-        return "" if self.active or self.name is None else describe_activation(self.store, self)
+        is_useless = self.active or self.name is None or self.gain == 0
+        return "" if is_useless else describe_activation(self.store, self)
 
     @property
     def report_command(self) -> str:
@@ -209,7 +210,7 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
     def next_steps(self) -> dict[str, str]:
         """What to do next: what it is for, and the command."""
         steps = {"Activate it anyway": self.activation} if self.activation else {"Try it": self.command}
-        return steps | {"All figures": self.report_command}
+        return ({} if self.gain == 0 else steps) | {"All figures": self.report_command}
 
     @property
     def summary(self) -> str:

@@ -63,5 +63,6 @@ def test_where_the_loss_falls_in_no_epoch_nothing_is_learnt_and_the_result_says_
     result = made.adapt(notes[13])
     assert result.verdict == "no gain" and not result.active
     assert result.explanation.startswith("The loss on validation documents fell in no epoch")
+    assert not result.activation and list(result.next_steps) == ["All figures"]
     assert not rates_in(made, "all documents")
     assert result.general_loss_after == result.general_loss_before
