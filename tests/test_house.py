@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_133
+MAX_LINES = 51_138
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
@@ -75,7 +75,7 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_764,
     "research": 1_778,
-    "run": 5_572,
+    "run": 5_577,
     "serve": 3_048,
     "store": 2_788,
     "values": 1_850,

@@ -132,8 +132,13 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
 
         Empty if it is active, not in a store, or as the base model is.
         """
-        is_useless = self.active or self.name is None or self.gain == 0
+        is_useless = self.active or self.name is None or self._is_as_before
         return "" if is_useless else describe_activation(self.store, self)
+
+    @property
+    def _is_as_before(self) -> bool:
+        """Whether nothing was learnt."""
+        return self.verdict == Verdict.NO_GAIN and self.heldout_loss_after == self.heldout_loss_before
 
     @property
     def report_command(self) -> str:
@@ -210,7 +215,7 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
     def next_steps(self) -> dict[str, str]:
         """What to do next: what it is for, and the command."""
         steps = {"Activate it anyway": self.activation} if self.activation else {"Try it": self.command}
-        return ({} if self.gain == 0 else steps) | {"All figures": self.report_command}
+        return ({} if self._is_as_before else steps) | {"All figures": self.report_command}
 
     @property
     def summary(self) -> str:
