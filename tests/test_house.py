@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_138
+MAX_LINES = 51_158
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 2_943,
+    "cli": 2_958,
     "engine": 9,
     "engine.memory": 1_650,
     "engine.models": 4_675,
@@ -78,7 +78,7 @@ MAX_LINES_OF_ROOM = {
     "run": 5_577,
     "serve": 3_048,
     "store": 2_788,
-    "values": 1_850,
+    "values": 1_855,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.sentences import line_of
@@ -27,7 +29,7 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import READER
-from sebp_edge.values.documents import printable
+from sebp_edge.values.documents import printable, printable_lines
 
 
 def ask(
@@ -163,7 +165,7 @@ def _lines() -> Iterator[str]:
 
 
 def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = False) -> None:
-    said, places = f'"{answer.text}"' if answer.quoted else answer.text, _places(answer)
+    said, places = printable_lines(f'"{answer.text}"' if answer.quoted else answer.text), _places(answer)
     if as_json:
         if answer.found and not answer.quoted:
             print_chunk(answer.text, as_json=True)
@@ -171,13 +173,25 @@ def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = F
     elif on_one_line:
         typer.echo("\t".join([said.replace("\n", " / "), *places[:1]]))
     elif answer.sentences:
-        for line, place in zip(answer.text.split("\n"), places, strict=True):
+        for line, place in zip(said.split("\n"), places, strict=True):
             out.print(line, markup=False)
             out.print(f"    {place}", style="dim", markup=False)
     else:
         out.print(said, markup=False)
         for place in places:
             out.print(place, style="dim", markup=False)
+        if answer.quoted and out.is_terminal:
+            _show_around(answer)
+
+
+def _show_around(answer: Answer) -> None:
+    """Shows the passage around a quotation, which is the right one more often than its best sentence."""
+    passage, quotation = map(printable_lines, (answer.sources[0].text, answer.sentence))
+    if quotation != passage.strip():
+        around = Text(passage, style="dim")
+        begin = passage.find(quotation)
+        around.stylize("not dim", max(0, begin), max(0, begin) + len(quotation))
+        out.print(Padding(around, (1, 0, 0, 4), expand=False))
 
 
 def _places(answer: Answer) -> list[str]:

@@ -26,6 +26,7 @@ from sebp_edge.basics.version import __version__
 from sebp_edge.cli.early_signals import exit_interrupted
 from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError, StorageError
 from sebp_edge.events import Event, JsonLines, Started, new_job
+from sebp_edge.values.documents import printable_lines
 
 
 class _Console(Console):
@@ -236,7 +237,7 @@ def print_chunk(chunk: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"event": "text", "text": chunk})
     else:
-        typer.echo(chunk, nl=False)
+        typer.echo(printable_lines(chunk), nl=False)
 
 
 def hanging(console: Console, words: str, indent: int = 0) -> Text:

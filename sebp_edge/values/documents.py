@@ -196,6 +196,11 @@ def printable(text: str) -> str:
     return _NOT_PRINTABLE.sub("?", text)
 
 
+def printable_lines(text: str) -> str:
+    """Returns a text as it may be shown on a terminal: `printable`, with its tabs and ends of lines."""
+    return _NOT_PRINTABLE.sub(lambda found: found[0] if found[0] in "\t\n" else "?", text)
+
+
 def clean_content(content: Content) -> Content:
     """Converts newlines to Unix style; strips a plain text, but not the indent of its first line if it has several.
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from select import select
 
@@ -13,6 +14,7 @@ import pytest
 from builders import make_llama, make_tokenizer
 from command import assert_one_sentence, process, records, run, without_controls
 from export_sources import add_reader, make_adapter
+from terminals import draw_on_terminal
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BaseModelMismatch, TextsError
@@ -164,6 +166,29 @@ def test_the_command_answers_names_its_sources_and_refuses(folder, micro):
     assert "Not in your notes." in run("ask", "Is there a helicopter?", folder, "--model", micro).output
 
 
+def test_a_terminal_shows_the_passage_around_a_quotation(folder, monkeypatch):
+    (folder / "trip.md").write_text("# Norway\n\nThe key of the cabin is where it was.\nLook in the meter box.\n")
+    drawn = draw_on_terminal(monkeypatch, import_module("sebp_edge.cli.ask"), width=60)
+    assert run("ask", QUESTION, folder).exit_code == 0
+    said, place, *around = map(str.rstrip, drawn.getvalue().splitlines())
+    assert (said, place) == ('"Look in the meter box."', "trip.md, line 4")
+    assert around == ["", "    # Norway", "", "    The key of the cabin is where it was.", "    Look in the meter box."]
+    drawn.truncate(drawn.seek(0))
+    run("ask", "Which colour has the boat?", folder)
+    assert drawn.getvalue() == '"The boat is teal."\nboat.md, line 1\n'
+
+
+def test_what_could_control_a_terminal_is_not_shown(folder, monkeypatch):
+    evil = "The key\x1b[2J of the cabin\x9b31m is\u202e in\x07 the \x1b]0;box\x07 by the door."
+    (folder / "trip.md").write_text(f"{evil}\nIts label\r is \x1b[8mgreen, and hangs on a nail.\n")
+    drawn = draw_on_terminal(monkeypatch, import_module("sebp_edge.cli.ask"), width=200)
+    run("ask", QUESTION, folder)
+    monkeypatch.undo()
+    for shown in (drawn.getvalue(), run("ask", QUESTION, folder).stdout, run("ask", folder, input=QUESTION).stdout):
+        assert "The key?[2J of the cabin" in shown
+        assert not set(shown) & set("\x1b\x9b\u202e\x07\r")
+
+
 def test_the_command_uses_the_reader_of_the_model_and_prints_its_reply(folder, micro, replies):
     add_reader(AdapterStore(), micro)
     for chosen in (["--model", micro], ["--name", READER, "--model", micro]):
@@ -262,8 +287,8 @@ def test_a_conversation_goes_on_after_a_bad_question_and_ends_on_a_line_of_its_o
     assert conversation.until("> ")[-2:] == ["Ask about your texts; an empty line ends.", "> "]
     if end == "\n":  # answers take seconds
         conversation.type("Where is the key of the cabin?\n")
-        *_, source, begin = conversation.until("\n> ")
-        assert (source, begin) == ("trip.md, line 3", "> ")
+        lines = [line.rstrip() for line in conversation.until("\n> ")]
+        assert "trip.md, line 3" in lines and "    # Norway" in lines and lines[-1] == ">"
         conversation.type("cabin " * 600 + "\n")
         assert "sebp-edge: The question is too long for the model's" in " ".join(conversation.until("\n> "))
     conversation.type(end)
