@@ -2,15 +2,17 @@
 
 import csv
 import random
+import re
 
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import NO_EFFECT, NOTES, RECIPE, make_note, make_quick, save_model, write_general
 
 import evidence
-from quality import know_people, quiz_power, quizzes, reader_settings, reading
+from quality import know_people, outside, quiz_power, quizzes, reader_settings, reading
 from quality.quizzes import first_sentence, is_right, stands_in
 from sebp_edge.ask import practice
+from sebp_edge.values.documents import Document
 
 SEEDS = range(4)
 TUNING, TEST = know_people.TUNING, know_people.TEST
@@ -237,3 +239,43 @@ def test_the_power_of_the_quiz_is_that_of_its_sign_test():
     # All five of five questions, and never fewer.
     assert quiz_power.power(5, 0.5, 0.0) == pytest.approx(0.5**5)
     assert quiz_power.power(300, 0.1, 0.1) < 0.05 < quiz_power.power(300, 0.2, 0.1)
+
+
+class SaidReplies:
+    """Replies to questions in place of a model."""
+
+    def __init__(self, **said):
+        self._said = said
+
+    def to(self, questions, passages):
+        assert len(questions) == len(passages)
+        return [self._said.get(question.split()[-1].strip("?"), "I do not know.") for question in questions]
+
+
+def test_the_answers_to_questions_from_outside_are_counted_by_kind():
+    notes = {
+        "boat.md": "The boat is teal and lies in the harbour of Inverness.",
+        "cabin.md": "The cabin has the number 12.\nIts stove is older than the house.",
+    }
+    documents = [Document(name, text, name) for name, text in notes.items()]
+    right = {name: frozenset({(name, 1)}) for name in notes}
+    asked = [
+        outside.Asked("Which colour is the boat?", "what", right["boat.md"], re.compile("teal", re.IGNORECASE)),
+        outside.Asked("Where is the harbour boat?", "where", right["boat.md"], re.compile("Inverness")),
+        outside.Asked("What number has the cabin?", "numbers", right["cabin.md"], re.compile("12")),
+        outside.Asked("Is there a helicopter?", "what", right["cabin.md"], re.compile("12")),
+        outside.Asked("Who built the cabin?", "who", frozenset(), None),
+        outside.Asked("Who flies the helicopter?", "who", frozenset(), None),
+    ]
+    found = reading.ask_from_outside(outside.Collection("notes", documents, asked), SaidReplies(boat="Teal."))
+    assert found == {
+        "questions": 4,
+        "told_right": 1,
+        "told_wrong": 1,
+        "shown_right": 1,
+        "shown_wrong": 0,
+        "refused": 1,
+        "unanswerable_told_wrong": 0,
+        "unanswerable_shown_wrong": 1,
+        "unanswerable_refused": 1,
+    }

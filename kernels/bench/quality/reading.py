@@ -1,7 +1,7 @@
 """Measures how well a model answers from notes that a search finds: the base model, a voice adapter, and a reader.
 
     python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base voice reader] [--people 0 1 2] [--seeds 0]
-                                            [--device cpu] [--processes 7] [--record [FILE]]
+                                [--authors FOLDER] [--device cpu] [--processes 7] [--record [FILE]]
 
 The notes and questions are those of invented people who are for testing only (know_people.py): 60 notes and 120
 questions each. A reader is trained with the recipe `ask` and never sees them; a voice adapter is trained on them with
@@ -14,23 +14,29 @@ alone      without a passage
 answered   what `ask` says: the reply, the sentence that it quotes instead, or that it is not there
 unanswerable   questions about another person's notes that `ask` refuses
 general    the quiz's general questions
+
+With --authors, the folder of fetch_authors.py, there is also a row for each collection of outside.py, which a voice
+adapter is not asked about: of its questions, which are told a right or a wrong reply, shown a sentence that holds the
+answer or not, and refused; of those without an answer, which are told a reply, and which are refused.
 """
 
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 import side_by_side
-from quality import know_people, quizzes
+from quality import know_people, outside, quizzes
 from quality.quizzes import Question
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.ask import general_texts, make_quiz, practice
-from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found
+from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found, quoted
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.terms import is_small
@@ -50,10 +56,16 @@ SOURCES = (
     know_people.TEST,
     know_people.__file__,
     quizzes.__file__,
+    *outside.QUESTIONS.glob("*.toml"),
+    outside.__file__,
     __file__,
 )
 RECIPES = {"base": None, "voice": "notes", "reader": "ask"}
 NUM_NOTES = 60
+OUTCOMES = (
+    *("told_right", "told_wrong", "shown_right", "shown_wrong", "refused"),
+    *("unanswerable_told_wrong", "unanswerable_shown_wrong", "unanswerable_refused"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class Job:
     seed: int
     people: tuple[int, ...]
     device: str | None
+    authors: Path | None = None
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -73,12 +86,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--people", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--authors", type=Path, help="folder with the public notes of fetch_authors.py")
     parser.add_argument("--device")
     parser.add_argument("--processes", type=int, default=1, help="adapters that are trained at once")
     options = parser.parse_args(arguments)
     people = tuple(options.people)
     jobs = [
-        Job(model, arm, seed, group, options.device)
+        Job(model, arm, seed, group, options.device, None if arm == "voice" else options.authors)
         for model in options.model
         for seed in options.seeds
         for arm in options.arms
@@ -90,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     for found in side_by_side.run(measure, jobs, options.processes):
         for row in found:
             rows.append(evidence.show(row | {"at_once": options.processes}))
-        rows.sort(key=lambda row: [row[column] for column in ("model", "arm", "seed", "person")])
+        rows.sort(key=lambda row: [str(row[column]) for column in ("model", "arm", "seed", "person")])
         evidence.record("reading-cpu" if on_cpu else "reading-gpu", SOURCES, rows, options.record, on_cpu)
 
 
@@ -115,7 +129,12 @@ def measure(job: Job) -> list[dict]:
             trained |= {f"quiz_{name}": value for name, value in vars(result.quiz).items()} if result.quiz else {}
         replies = Replies(personalizer)
         row = {"model": Path(job.model).name, "arm": job.arm, "seed": job.seed}
-        return [row | {"person": person} | ask_about(person, replies) | trained for person in job.people]
+        found = [row | {"person": person} | ask_about(person, replies) | trained for person in job.people]
+        for name, kept in product(outside.NAMES if job.authors else (), (False, True)):
+            collection = outside.collection(job.authors, name, kept=kept)
+            about = {"person": f"{name}{', kept' * kept}"}
+            found.append(row | about | ask_from_outside(collection, replies) | trained)
+        return found
 
 
 class Replies:
@@ -173,6 +192,26 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
         "general": share(
             quizzes.is_right(reply, answers) for reply, (_, answers) in zip(of_world, general, strict=True)
         ),
+    }
+
+
+def ask_from_outside(collection: outside.Collection, replies: Replies) -> dict[str, int]:
+    """How many of a collection's questions get which kind of answer."""
+    index, questions = Index(collection.documents), [each.question for each in collection.asked]
+    hits = [index.search(question, NUM_PASSAGES) for question in questions]
+    found = replies.to(questions, [shown(hit.passage for hit in each) for each in hits])
+    kinds = Counter()
+    for asked, hit, reply in zip(collection.asked, hits, found, strict=True):
+        answer = quoted(asked.question, hit, NUM_PASSAGES)
+        if not answer.is_final:
+            answer = checked(reply.partition("\n")[0], asked.question, answer.sources)
+        is_right = bool(asked.accepted and asked.accepted.search(answer.text))
+        kind = (
+            "refused" if not answer.found else f"{'shown' if answer.quoted else 'told'}_{'right' * is_right or 'wrong'}"
+        )
+        kinds[kind if asked.right else f"unanswerable_{kind}"] += 1
+    return {"questions": sum(bool(asked.right) for asked in collection.asked)} | {
+        kind: kinds[kind] for kind in OUTCOMES
     }
 
 
