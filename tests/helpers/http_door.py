@@ -20,12 +20,13 @@ class Door:
 
     Attributes:
         process: the server.
+        servers: what it has started to answer.
         port, token: what the app is given.
         file: the token's.
     """
 
-    def __init__(self, process):
-        self.process = process
+    def __init__(self, process, servers=()):
+        self.process, self.servers = process, servers
         port, file = SERVING.fullmatch(process.stdout.readline()).groups()
         self.port, self.file = int(port), Path(file)
         self.token = self.file.read_text()
@@ -92,7 +93,7 @@ def open_door(data, *options, before=""):
         arguments = [code + CODE, "serve", "--http", "0", *map(str, options)]
         with start(arguments, stdin=subprocess.DEVNULL, env=environment(XDG_DATA_HOME=str(data))) as process:
             try:
-                yield Door(process)
+                yield Door(process, servers.started)
             finally:
                 process.kill()
                 process.wait(SECONDS)

@@ -90,7 +90,7 @@ def test_questions_are_answered_from_the_folder_with_the_note_as_an_annotation(c
     message = whole.choices[0].message
     assert message.content == "The key of the shed hangs behind the green door." and whole.usage is None
     cited = message.annotations[0].url_citation
-    assert (cited.url, cited.title, cited.start_index) == ("shed.md#L3", "shed.md, Keys", 0)
+    assert (cited.url, cited.title, cited.start_index) == ("shed.md#L1", "shed.md", 0)
     assert message.content[: cited.end_index] == message.content
     *texts, last = client.chat.completions.create(**asked, stream=True)
     assert "".join(each.choices[0].delta.content for each in texts) == message.content
