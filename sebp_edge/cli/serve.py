@@ -18,7 +18,9 @@ PORT = 7327
 
 
 def serve(
-    port: Annotated[int | None, typer.Argument(min=0, max=65535, help=f"Port of --http, by default {PORT}.")] = None,
+    port: Annotated[
+        int | None, typer.Argument(min=0, max=65535, metavar="[PORT]", help=f"Port of --http, by default {PORT}.")
+    ] = None,
     http: Annotated[bool, typer.Option("--http", help="Serve apps on this machine by HTTP, as OpenAI does.")] = False,
     folder: Annotated[
         list[Path] | None,
