@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -66,8 +66,6 @@ def answering(answer: Answer) -> Answer:
     async def endpoint(request: Request) -> Response:
         try:
             return await answer(request)
-        except ClientDisconnect:
-            return Response(status_code=400)  # which nobody reads
         except Exception as error:
             return to_json(*in_form(error))
 

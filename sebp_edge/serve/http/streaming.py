@@ -5,11 +5,11 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from sebp_edge.serve.client import Client, ServerError
-from sebp_edge.serve.messages import Refusal, error_of
+from sebp_edge.serve.messages import Refusal, cancelled, error_of
 from sebp_edge.serve.streams import MAX_LINE
 
 
@@ -66,7 +66,7 @@ class EventStream(StreamingResponse):
 
 
 async def unless_gone(request: Request, answer: Awaitable):
-    """Returns what is awaited, or cancels it and raises ClientDisconnect once the app is gone."""
+    """Returns what is awaited, or cancels it once the app is gone, and raises a Refusal that nobody reads."""
 
     async def wait_until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -76,7 +76,7 @@ async def unless_gone(request: Request, answer: Awaitable):
     try:
         await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():
-            raise ClientDisconnect
+            raise cancelled()
         return answering.result()
     finally:
         answering.cancel()
