@@ -1,13 +1,18 @@
 """Apps that speak HTTP: with the `openai` package, in plain requests, and what is refused."""
 
 import json
+import re
 import shutil
 import socket
+import subprocess
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from http_door import HELLO, open_door
+from served import SECONDS
 
+ROOT = Path(__file__).parents[2]
 needs_openai = pytest.mark.skipif(not find_spec("openai"), reason="needs the package openai")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LIKELIEST = {"temperature": 0, "max_tokens": 8}
@@ -254,6 +259,19 @@ def test_a_text_comes_as_events_if_the_app_accepts_them(door):
     request["params"]["temperature"] = -1
     (refused,) = door.stream("/rpc", request, Accept="text/event-stream")
     assert (refused["id"], refused["error"]["data"]["code"]) == (3, "invalid_option")
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_the_guides_requests_are_answered(door):
+    guide = (ROOT / "sebp_edge/guide/server.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```sh\n(# Requests with curl.*?)```", guide, re.DOTALL)
+    code = code.replace("7327", str(door.port)).replace("~/.local/share/sebp-edge/http-token", str(door.file))
+    done = subprocess.run(["bash", "-c", code.replace('"notes"', '"default"')], capture_output=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    chat, rest = json.JSONDecoder().raw_decode(done.stdout.decode())[0], done.stdout.decode()
+    assert chat["object"] == "chat.completion" and chat["choices"][0]["message"]["content"]
+    assert '"text_completion"' in rest and "data: [DONE]" in rest
+    assert "green door" in rest and '"url_citation"' in rest and rest.endswith('"unreadable": []}}')
 
 
 def test_the_token_is_for_its_owner_only_and_is_kept(door):

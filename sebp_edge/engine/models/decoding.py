@@ -266,11 +266,15 @@ class Decoder:
         if self._cache is None:
             return
         if self._holds:
-            self._kept, self._kept_logits = [], {}
+            self.forget_texts()
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
         if not self._keeps or not self._kept or size > self._max_kept_bytes:
             self._forget()
+
+    def forget_texts(self) -> None:
+        """Forgets what prompts have computed, since weights have changed in place; graphs stay."""
+        self._kept, self._kept_logits = [], {}
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None
