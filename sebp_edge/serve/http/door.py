@@ -58,7 +58,8 @@ def listen(port: int) -> socket.socket:
     Raises:
         OptionError: another program listens there, or the system refuses the port.
     """
-    listening = socket.socket()
+    # Named, since asyncio sends without waiting for acknowledgements, 40 ms each, only where it finds this protocol.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name != "nt":  # there it would let two programs listen
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
