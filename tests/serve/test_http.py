@@ -12,6 +12,8 @@ import pytest
 from http_door import HELLO, open_door
 from served import SECONDS
 
+from sebp_edge.serve.http.door import listen
+
 ROOT = Path(__file__).parents[2]
 needs_openai = pytest.mark.skipif(not find_spec("openai"), reason="needs the package openai")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -272,6 +274,12 @@ def test_the_guides_requests_are_answered(door):
     assert chat["object"] == "chat.completion" and chat["choices"][0]["message"]["content"]
     assert '"text_completion"' in rest and "data: [DONE]" in rest
     assert "green door" in rest and '"url_citation"' in rest and rest.endswith('"unreadable": []}}')
+
+
+def test_it_listens_on_this_machine_only_and_sends_each_message_at_once():
+    with listen(0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+        assert listening.proto == socket.IPPROTO_TCP  # by which asyncio knows that it need not wait
 
 
 def test_the_token_is_for_its_owner_only_and_is_kept(door):

@@ -101,6 +101,13 @@ class Guard:
 
 
 class _Server(uvicorn.Server):
+    """Serves an app quietly, until `should_exit`."""
+
+    def __init__(self, app):
+        quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
+        limits = {"limit_concurrency": MAX_REQUESTS, "timeout_graceful_shutdown": _SECONDS_TO_END}
+        super().__init__(uvicorn.Config(app, http="h11", loop="asyncio", ws="none", lifespan="off", **quiet, **limits))
+
     @contextmanager
     def capture_signals(self):
         """Leaves signals to `_serve`, which ends the supervisor first."""
@@ -117,13 +124,41 @@ def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) 
     store = AdapterStore().folder.parent
     token = read_token(path := store / "http-token")
     with listen(port) as listening:
+        port = listening.getsockname()[1]
+        address = f"http://{HOST}:{port}/v1 with the token in {str(path)!r}"
+
+        def guarded(app):
+            app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
+            return CORSMiddleware(app, origins, allow_methods=["GET", "POST"], allow_headers=["*"]) if origins else app
+
         try:
-            asyncio.run(_serve(listening, store, path, token, folders, model, origins))
+            asyncio.run(_serve(listening, address, guarded, str(store), folders, model))
         except ServerError as error:
             raise MachineError(str(error)) from error
 
 
-async def _serve(listening, store: Path, path: Path, token: str, folders, model: str, origins) -> None:
+async def _serve(listening, address: str, guarded, store: str, folders: Sequence[Path], model: str) -> None:
+    stopped = _stop_at_signals()
+    folders = [str(folder.absolute()) for folder in folders]
+    # A model in a folder or a file is read there, too; the server runs in another folder.
+    own = [str(Path(model).absolute())] if Path(model).exists() else []
+    async with await Client.start(folders=[*folders, *own], store=store) as client:
+        routes = OpenAi(client, own[0] if own else model, folders).routes()
+        routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
+        server = _Server(guarded(Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})))
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        print(f"Serving apps at {address}.", flush=True)
+        ends = {serving, asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        is_broken = client.process.returncode not in (None, 0)
+    server.should_exit = True
+    await serving
+    if is_broken:
+        raise MachineError("The server has ended unexpectedly.")
+
+
+def _stop_at_signals() -> asyncio.Event:
+    """Returns what is set once a signal wants this process to end."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
 
     def stop(*_) -> None:
@@ -133,27 +168,4 @@ async def _serve(listening, store: Path, path: Path, token: str, folders, model:
     for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as SIGHUP under nohup
             signal.signal(signum, stop)
-    folders = [str(folder.absolute()) for folder in folders]
-    # A model in a folder or a file is read there, too; the server runs in another folder.
-    own = [str(Path(model).absolute())] if Path(model).exists() else []
-    async with await Client.start(folders=[*folders, *own], store=str(store)) as client:
-        port = listening.getsockname()[1]
-        rpc = Route("/rpc", answering(Rpc(client).answer), methods=["POST"])
-        routes = [*OpenAi(client, own[0] if own else model, folders).routes(), rpc]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
-        app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
-        if origins:
-            app = CORSMiddleware(app, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-        quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
-        limits = {"limit_concurrency": MAX_REQUESTS, "timeout_graceful_shutdown": _SECONDS_TO_END}
-        config = uvicorn.Config(app, http="h11", loop="asyncio", ws="none", lifespan="off", **quiet, **limits)
-        server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        print(f"Serving apps at http://{HOST}:{port}/v1 with the token in {str(path)!r}.", flush=True)
-        ends = {serving, asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        is_broken = client.process.returncode not in (None, 0)
-    server.should_exit = True
-    await serving
-    if is_broken:
-        raise MachineError("The server has ended unexpectedly.")
+    return stopped
