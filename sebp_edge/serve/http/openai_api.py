@@ -1,6 +1,7 @@
 """Answers requests of OpenAI's protocol."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -31,8 +32,8 @@ class OpenAi:
         """Returns the paths that are offered."""
         return [
             Route("/v1/models", answering(self._models), methods=["GET"]),
-            Route("/v1/chat/completions", answering(self._chat), methods=["POST"]),
-            Route("/v1/completions", answering(self._complete), methods=["POST"]),
+            Route("/v1/chat/completions", answering(partial(self._write, is_chat=True)), methods=["POST"]),
+            Route("/v1/completions", answering(partial(self._write, is_chat=False)), methods=["POST"]),
         ]
 
     async def _models(self, request: Request) -> Response:
@@ -40,12 +41,6 @@ class OpenAi:
         adapters, base = (await self._client.call("adapters.list"))["adapters"], resolve(self._model).public_name
         own = [each for each in adapters if each["base_model"] in (None, base)]
         return to_json(models_of(own, asks=bool(self._folders)))
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._write(request, is_chat=True)
-
-    async def _complete(self, request: Request) -> Response:
-        return await self._write(request, is_chat=False)
 
     async def _write(self, request: Request, *, is_chat: bool) -> Response:
         body = read_object(await body_of(request))

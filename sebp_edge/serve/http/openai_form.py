@@ -12,7 +12,7 @@ from sebp_edge.serve.messages import Refusal
 # The model without an adapter, and the end of the name of one that answers from the allowed folders.
 BASE, ASK = "base", ":ask"
 # An answer has so many tokens at most, unless the request says; -1 says nothing, either.
-_MAX_TOKENS = {"chat": 1024, "completion": 16}
+MAX_CHAT, MAX_COMPLETION = 1024, 16
 # What is not offered and would change the answer, with the value that changes nothing; false ones never do.
 _NOT_OFFERED = {"n": 1, "best_of": 1, "response_format": {"type": "text"}, "modalities": ["text"]} | dict.fromkeys(
     (
@@ -49,7 +49,7 @@ def request_of(body: dict, model: str, folders: Sequence[str], *, is_chat: bool)
     messages = _messages_of(body.get("messages")) if is_chat else [{"role": "user", "content": _prompt_of(body)}]
     if asks:
         return "ask", params | _question_of(messages, folders)
-    params = {"max_new_tokens": _MAX_TOKENS["chat" if is_chat else "completion"]} | params
+    params = {"max_new_tokens": MAX_CHAT if is_chat else MAX_COMPLETION} | params
     params |= {ours: body[theirs] for theirs, ours in _OPTIONS.items() if body.get(theirs) is not None}
     stop = body.get("stop") or []
     params["stop"] = [each for each in stop if each] if isinstance(stop, list) else [stop]

@@ -63,7 +63,10 @@ class Rpc:
         job, seen = found["job"]["id"], since if since <= found["job"]["last_event"] else 0
         queue, followers = asyncio.Queue(), self._followers.setdefault(job, set())
         followers.add(queue)
-        self._read_again(job)
+        if job in self._reading:
+            self._reading[job].cancel()
+        # All of them for all: the client follows a job once, and who is new may lack any.
+        self._reading[job] = asyncio.create_task(self._read(job))
         try:
             while isinstance(event := await queue.get(), dict):
                 if event["number"] > seen:
@@ -75,12 +78,6 @@ class Rpc:
             followers.discard(queue)
             if not followers:
                 self._reading[job].cancel()
-
-    def _read_again(self, job: str) -> None:
-        """Reads all events of a job for all who follow it: the client follows it once, and the new one may lack any."""
-        if job in self._reading:
-            self._reading[job].cancel()
-        self._reading[job] = asyncio.create_task(self._read(job))
 
     async def _read(self, job: str) -> None:
         end = None
