@@ -282,6 +282,15 @@ class VersionParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiffParams:
+    """Two versions of an adapter; by default the newest one, and the one before it."""
+
+    name: str
+    old: int | None = None
+    new: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RenameParams:
     """An adapter's name, and its new one."""
 

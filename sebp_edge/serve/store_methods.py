@@ -169,6 +169,8 @@ _CALLS = {
         "active": store.adapter(params.name).remove(params.version),
     },
     "adapters.documents": documents,
+    "adapters.diff": lambda store, params: store.adapter(params.name).diff(params.old, params.new).to_dict(),
     "report": report,
     "models": models,
+    "recipes": lambda store, params: {"recipes": Recipe.names()},
 }

@@ -236,6 +236,10 @@ def test_what_is_no_http_is_refused_and_others_are_answered(door, sent):
 def test_methods_of_the_protocol_are_answered_as_over_a_pipe(door):
     assert [each["name"] for each in door.rpc("adapters.list")["adapters"]] == ["default"]
     assert door.rpc("status")["pid"] > 0
+    same = door.rpc("adapters.diff", name="default", old=1, new=1)
+    assert same["unchanged"] > 20 and same["came"] == same["went"] == same["changed"] == []
+    assert door.rpc("adapters.diff", name="default")["data"]["code"] == "adapter"
+    assert {"notes", "chat", "ask"} < {*door.rpc("recipes")["recipes"]}
     for method, params, number, code in (
         ("nothing", {}, -32601, "unknown_method"),
         ("initialize", {"protocol": 1}, -32601, "unknown_method"),
