@@ -285,7 +285,7 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         """
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, repetition_penalty, stop, seed)
         with self.begin_call(stop_when) as call:
-            return generating.generate(call, prompt, AdapterChoice(adapter, version), sampling, on_text)
+            return generating.generate(call, prompt, AdapterChoice(adapter, version), sampling, on_text).text
 
     def complete(
         self,

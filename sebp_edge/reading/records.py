@@ -19,7 +19,7 @@ SYSTEMS = ("system", "system_prompt")
 HISTORIES = ("history", "chat_history")
 # Whether an answer is to be learnt: TRL's and LLaMA-Factory's names. Tables spell the values out.
 VERDICTS = ("label", "kto_tag")
-_NO = (False, "false", "0")
+_NO = (False, "false", "0", -1, "-1", "bad")
 _CALLS = ("function_call", "function-call", "tool_call")
 # The names of roles in other formats: ShareGPT's, Gemini's, OASST's, OpenAI's older ones.
 ROLES = {
@@ -68,10 +68,16 @@ def read_record(record) -> tuple[Content, set[str]]:
         raise
 
 
+def is_preference(names) -> bool:
+    """Whether there are two answers by these names, in lower case, of which one was chosen."""
+    return "chosen" in names and "rejected" in names
+
+
 def prompt_and_completion(names) -> tuple[str, str] | None:
     """Returns which of the names, in lower case, are those of the prompt and its completion; None if one is missing."""
     prompt = next((name for name in PROMPTS if name in names), None)
-    completion = next((name for name in COMPLETIONS if name in names), None)
+    completions = ("chosen",) if is_preference(names) else COMPLETIONS
+    completion = next((name for name in completions if name in names), None)
     return None if prompt is None or completion is None else (prompt, completion)
 
 
@@ -131,8 +137,8 @@ def _has_words(value) -> bool:
 
 
 def _content(fields: _Fields) -> Content:
-    if "chosen" in fields and "rejected" in fields:
-        raise Unreadable('a preference ("chosen" and "rejected"); give the answer to learn as "completion"')
+    if is_preference(fields):
+        return _preferred(fields)
     for name in ("messages", "conversations"):
         if name in fields:
             return _conversation(fields, _read_messages(fields, name))
@@ -146,11 +152,28 @@ def _content(fields: _Fields) -> Content:
     raise Unreadable('no "text", "prompt" and "completion", or "messages"')
 
 
+def _preferred(fields: _Fields) -> Content:
+    """Returns the chosen answer after what it answers; the rejected one is not learnt."""
+    fields.take("rejected")
+    if isinstance(fields["chosen"], dict):  # as in LLaMA-Factory's conversations
+        fields["chosen"] = [fields["chosen"]]
+    before = next((_read_messages(fields, name) for name in ("messages", "conversations") if name in fields), [])
+    messages = before + _as_messages(fields, "chosen", "assistant")
+    asked = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if asked is not None:  # also where "chosen" repeats the prompt, as in TRL's records without one
+        earlier = [m | {"weight": 0} if m["role"] == "assistant" else m for m in messages[:asked]]
+        return _conversation(fields, earlier + messages[asked:])
+    if (keys := prompt_and_completion(fields)) is None:
+        raise Unreadable('a preference without a "prompt"; give the answer to learn as "completion"')
+    return _answer(fields, *keys)
+
+
 def _conversation(fields: _Fields, messages: list[Message]) -> Conversation:
     """Returns a conversation that begins with the record's system message and earlier turns, if it has any."""
     for name in VERDICTS:
-        if _lower(fields.get(name)) in _NO:
-            raise Unreadable(f'an answer that is not to be learnt ("{name}" is false)')
+        if (verdict := _lower(fields.get(name))) in _NO:
+            is_false = verdict in (0, "false", "0")
+            raise Unreadable(f'an answer that is not to be learnt ("{name}" is {"false" if is_false else verdict})')
     before: list[Message] = []
     system = fields.take(*SYSTEMS)
     if system is not None and not isinstance(system, str):

@@ -10,7 +10,7 @@ from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.ask.wording import prompt_for, shown
 from sebp_edge.engine.models.completion import Completion, complete_text
-from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.generation import Generation, continue_prompt, generate_text
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import BaseModelMismatch, TextsError
@@ -36,7 +36,7 @@ def generate(
     choice: AdapterChoice,
     sampling: Sampling,
     on_text: Callable[[str], None] | None,
-) -> str:
+) -> Generation:
     """Continues a text, or answers messages; see `Personalizer.generate`."""
     check_prompt(prompt)
     with call.generating(choice) as (base, decoder, rendered_as):
@@ -45,7 +45,7 @@ def generate(
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
         options = {"decoder": decoder, "on_text": on_text, "check": call.check}
-        return generate_text(base.model, base.tokenizer, encoded.input_ids, encoded.end_ids, sampling, **options)
+        return continue_prompt(base.model, base.tokenizer, encoded.input_ids, encoded.end_ids, sampling, **options)
 
 
 def complete(

@@ -12,7 +12,7 @@ import torch
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
-from sebp_edge.engine.models.adaptation import Adaptation, load
+from sebp_edge.engine.models.adaptation import Adaptation, load, take
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.encoders import is_encoder, load_encoder
 from sebp_edge.engine.models.fp8 import num_left_out
@@ -151,6 +151,11 @@ class ModelInUse:
             raise BaseModelMismatch(
                 f"The adapter was made for {record.base_model}, not for {name}; use it with {record.model!r}."
             )
+        if take(self.adaptation, self.base, folder):
+            if self._decoder is not None:
+                self._decoder.forget_texts()
+            self.use_adapter(self.adaptation, folder, record)
+            return
         self.detach_adapter()
         try:
             self.use_adapter(load(self.base, folder), folder, record)

@@ -19,4 +19,5 @@ streams          descriptors, lines in, lines out
 parent_process   no process outlives the one that started it
 client           a client in Python; client.ts is one in TypeScript
 mcp_server       tools for assistants, on a client's server
+http             for apps that speak HTTP, on a client's server
 """

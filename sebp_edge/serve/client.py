@@ -113,7 +113,7 @@ class Client:
         Raises:
             ServerError: the server refused it, or ended; or it cannot be sent.
         """
-        return await self._call(method, params, on_text)
+        return await self.request(method, params, on_text)
 
     async def events(self, job: str, since: int = 0) -> AsyncIterator[dict]:
         """Yields the events of a job after a number, up to the one with which it is paused or has ended.
@@ -130,7 +130,7 @@ class Client:
             self._events[job] = queue
 
         try:
-            found = (await self._call("jobs.subscribe", {"id": job, "since": since}, on_result=begin)).get("job", {})
+            found = (await self.request("jobs.subscribe", {"id": job, "since": since}, on_result=begin)).get("job", {})
             # Of a job that was resumed, the states of before are sent, too.
             last, is_over = found.get("last_event", 0), found.get("state") in _LAST_STATES
             while not (is_over and since == last):
@@ -162,7 +162,8 @@ class Client:
     async def __aexit__(self, *error) -> None:
         await self.close()
 
-    async def _call(self, method: str, params: dict, on_text=None, on_result=None) -> dict:
+    async def request(self, method: str, params: dict, on_text=None, on_result=None) -> dict:
+        """Returns the result of a method whose parameters may have any names; see `call`."""
         if self._reading.done():
             raise _error("server_ended")
         number, line = self._numbered(method, params)

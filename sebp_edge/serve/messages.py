@@ -282,6 +282,15 @@ class VersionParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiffParams:
+    """Two versions of an adapter; by default the newest one, and the one before it."""
+
+    name: str
+    old: int | None = None
+    new: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RenameParams:
     """An adapter's name, and its new one."""
 
@@ -299,18 +308,28 @@ class FoldersParams:
 JOBS = {"adapt": AdaptParams, "forget": ForgetParams, "export": ExportParams}
 
 
-def read(line: bytes) -> dict:
-    """Reads a line of JSON.
+def read_object(data: bytes) -> dict:
+    """Reads a JSON object.
 
     Raises:
-        Refusal: it is no JSON object, or no request of JSON-RPC 2.0.
+        Refusal: it is none.
     """
     try:
-        message = json.loads(line, parse_constant=_refuse_constant)
+        found = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise Refusal("parse_error", "The line is not JSON in UTF-8.", "Write one JSON object on each line.") from None
-    if not isinstance(message, dict):
-        raise Refusal("invalid_request", "The line is not a JSON object.", "Batches are not supported.")
+        raise Refusal("parse_error", "The request is not JSON in UTF-8.", "Write one JSON object for each.") from None
+    if not isinstance(found, dict):
+        raise Refusal("invalid_request", "The request is not a JSON object.", "Batches are not supported.")
+    return found
+
+
+def read(line: bytes) -> dict:
+    """Reads a request of JSON-RPC 2.0.
+
+    Raises:
+        Refusal: it is no JSON object, or no request.
+    """
+    message = read_object(line)
     number = message.get("id")
     is_id = type(number) is int or (isinstance(number, str) and len(number) <= 200)
     if message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str) or not is_id:

@@ -16,11 +16,12 @@ export type JobParamsOf = { adapt: AdaptParams; forget: ForgetParams; export: Ex
 export type Methods = { "ping": NoParams; "status": NoParams; "initialize": InitializeParams; "shutdown": NoParams;
   "unload": NoParams; "cancel": CancelParams; "jobs.start": StartJobParams; "jobs.get": JobParams;
   "jobs.list": NoParams; "jobs.pause": RunningJobParams; "jobs.resume": ResumeJobParams;
-  "jobs.cancel": RunningJobParams; "jobs.subscribe": SubscribeParams; "adapters.list": NoParams;
-  "adapters.history": AdapterParams; "adapters.activate": VersionParams; "adapters.rollback": AdapterParams;
-  "adapters.rename": RenameParams; "adapters.remove": AdapterParams; "adapters.documents": AdapterParams;
-  "report": AdapterParams; "models": FoldersParams; "inspect": TextsParams; "plan": PlanParams; "ask": AskParams;
-  "generate": GenerateParams; "complete": CompleteParams; };
+  "jobs.cancel": RunningJobParams; "jobs.remove": JobParams; "jobs.subscribe": SubscribeParams;
+  "jobs.unsubscribe": JobParams; "adapters.list": NoParams; "adapters.history": AdapterParams;
+  "adapters.activate": VersionParams; "adapters.rollback": AdapterParams; "adapters.rename": RenameParams;
+  "adapters.remove": AdapterParams; "adapters.documents": AdapterParams; "adapters.diff": DiffParams;
+  "report": AdapterParams; "models": FoldersParams; "recipes": NoParams; "inspect": TextsParams; "plan": PlanParams;
+  "ask": AskParams; "generate": GenerateParams; "complete": CompleteParams; };
 export type AdaptParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; paths?: string[]; texts?: string[]; name?: string | null; polite?: boolean; threads?: number | null;
   gpu_share?: number | null; activate_anyway?: boolean; fresh?: boolean; sync?: boolean; keep_samples?: boolean; };
@@ -34,6 +35,7 @@ export type CompleteParams = { model?: string; recipe?: string | null; device?: 
   me?: string[]; before: string; adapter?: string | null; version?: number | null; max_new_tokens?: number;
   min_probability?: number; };
 export type Copied = { document: string; run: number; base_run: number; };
+export type DiffParams = { name: string; old?: number | null; new?: number | null; };
 export type ExportParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; paths?: string[]; texts?: string[]; name: string; to: string; format?: string; quant?: string | null;
   version?: number | null; };

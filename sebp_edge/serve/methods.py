@@ -75,6 +75,16 @@ def cancel_job(server, params: RunningJobParams) -> dict:
     return _shown(server.jobs.get(job.id))
 
 
+def remove_job(server, params: JobParams) -> dict:
+    """Deletes all that is known of a job that is over or paused; what it has made stays."""
+    job = server.jobs.get(params.id)
+    if job.state not in ENDED | {"paused"}:
+        raise _wrong_state(job)
+    server.jobs.remove_stored(job)
+    server.jobs.forget(job.id)
+    return {}
+
+
 def unload(server, params: messages.NoParams) -> dict:
     """Ends the worker, unless it runs a job."""
     if server.executor.running is not None:
@@ -89,6 +99,12 @@ def subscribe(server, params: SubscribeParams) -> dict:
     # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
     server.jobs.subscriptions[job.id] = params.since if params.since <= job.last_event else 0
     return _shown(job)
+
+
+def unsubscribe(server, params: JobParams) -> dict:
+    """Sends no more events of a job."""
+    server.jobs.subscriptions.pop(params.id, None)
+    return {}
 
 
 def _shown(job) -> dict:
@@ -151,7 +167,9 @@ HERE = {
     "jobs.pause": (RunningJobParams, pause_job),
     "jobs.resume": (ResumeJobParams, resume_job),
     "jobs.cancel": (RunningJobParams, cancel_job),
+    "jobs.remove": (JobParams, remove_job),
     "jobs.subscribe": (SubscribeParams, subscribe),
+    "jobs.unsubscribe": (JobParams, unsubscribe),
 }
 # What is answered later: from the store, by a planner, or by the worker.
 STORE = {
@@ -162,8 +180,10 @@ STORE = {
     "adapters.rename": messages.RenameParams,
     "adapters.remove": messages.AdapterParams,
     "adapters.documents": messages.AdapterParams,
+    "adapters.diff": messages.DiffParams,
     "report": messages.AdapterParams,
     "models": messages.FoldersParams,
+    "recipes": messages.NoParams,
 }
 PLANNER = {"inspect": messages.TextsParams, "plan": messages.PlanParams}
 WORKER = {"ask": messages.AskParams, "generate": messages.GenerateParams, "complete": messages.CompleteParams}

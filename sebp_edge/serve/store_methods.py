@@ -114,7 +114,11 @@ def list_adapters(store: AdapterStore, params: NoParams) -> dict:
     for name in store.names():
         try:
             adapter = store.adapter(name)
-            adapters.append({"name": name, "versions": adapter.versions(), "active": adapter.active()})
+            active = adapter.active_for(None)
+            base_model = None if active is None else active.record.base_model
+            adapters.append(
+                {"name": name, "versions": adapter.versions(), "active": adapter.active(), "base_model": base_model}
+            )
         except SebpEdgeError as error:
             unreadable.append({"name": name, "message": str(error)})
     return {"adapters": adapters, "unreadable": unreadable}
@@ -165,6 +169,8 @@ _CALLS = {
         "active": store.adapter(params.name).remove(params.version),
     },
     "adapters.documents": documents,
+    "adapters.diff": lambda store, params: store.adapter(params.name).diff(params.old, params.new).to_dict(),
     "report": report,
     "models": models,
+    "recipes": lambda store, params: {"recipes": Recipe.names()},
 }

@@ -24,6 +24,7 @@ from sebp_edge.engine.memory.this_machine import target_of
 from sebp_edge.engine.models.known_models import recall_model, remember_model
 from sebp_edge.engine.models.loading import BaseModel, local_tokenizer
 from sebp_edge.engine.models.row_cache import bytes_per_token
+from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, Sink, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
@@ -31,8 +32,9 @@ from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set
 from sebp_edge.machine.process import memory_of
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.recipe import Recipe
+from sebp_edge.run import generating
 from sebp_edge.run.asking import find_reader
-from sebp_edge.run.model_in_use import ModelInUse
+from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.serve.messages import (
     AskParams,
     CompleteParams,
@@ -239,8 +241,11 @@ class Worker:
     def _generate(self, params: GenerateParams, id: str | int) -> dict:
         prompt = params.prompt if params.prompt is not None else list(params.messages)
         options = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
-        served, rest = self._served_with_weights(params, id), self._streamed(params, id, options)
-        return {"text": served.generate(prompt, seed=params.sampling_seed, **rest)}
+        sampling = Sampling(**{key: getattr(params, key) for key in options}, seed=params.sampling_seed)
+        served, rest = self._served_with_weights(params, id), self._streamed(params, id)
+        choice = AdapterChoice(rest["adapter"], rest["version"])
+        with served.begin_call(rest["stop_when"]) as call:
+            return asdict(generating.generate(call, prompt, choice, sampling, rest["on_text"]))
 
     def _complete(self, params: CompleteParams, id: str | int) -> dict:
         served = self._served_with_weights(params, id)
@@ -262,7 +267,7 @@ class Worker:
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
 
     def _streamed(
-        self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...]
+        self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...] = ()
     ) -> dict:
         """Returns the arguments of a call that writes text: these options, the adapter, and what chunks go to."""
         return {key: getattr(params, key) for key in options} | {

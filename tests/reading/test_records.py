@@ -5,6 +5,8 @@ import json
 import pytest
 from reading import Conversation, PromptCompletion, contents, left_out, read_texts, write_file
 
+from sebp_edge.reading.records import read_record
+
 TURNS = ({"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good morning"})
 
 
@@ -207,6 +209,33 @@ def test_records_keep_their_meaning(record, messages):
     assert contents(record) == [Conversation(messages)]
 
 
+LONG = "This is the answer that was not chosen."
+ANSWERED = Conversation((user("Q"), assistant("A")))
+
+
+@pytest.mark.parametrize(
+    ("record", "content"),
+    [
+        ({"prompt": "Q", "chosen": "A", "rejected": LONG}, PromptCompletion("Q", "A")),
+        ({"instruction": "Q", "input": "C", "chosen": "A", "rejected": LONG}, PromptCompletion("Q\n\nC", "A")),
+        ({"prompt": "Q", "completion": "A", "label": True}, PromptCompletion("Q", "A")),
+        ({"prompt": [user("Q")], "chosen": [assistant("A")], "rejected": [assistant(LONG)]}, ANSWERED),
+        ({"chosen": [user("Q"), assistant("A")], "rejected": [user("Q"), assistant(LONG)]}, ANSWERED),
+        ({"prompt": "Q", "chosen": [user("Q"), assistant("A")], "rejected": LONG, "score_chosen": 8.5}, ANSWERED),
+        (
+            {
+                "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}, user("Q")],
+                "chosen": {"from": "gpt", "value": "A"},
+                "rejected": {"from": "gpt", "value": LONG},
+            },
+            Conversation((user("Q"), assistant("A", weight=0), user("Q"), assistant("A"))),
+        ),
+    ],
+)
+def test_of_a_preference_the_chosen_answer_is_learnt_and_the_other_one_is_not_missed(record, content):
+    assert read_record(record) == (content, set())
+
+
 @pytest.mark.parametrize("tools", [[AREA], [{"type": "function", "function": AREA}], json.dumps([AREA])])
 def test_descriptions_of_tools_are_kept(tools):
     [content] = contents({"messages": list(TURNS), "tools": tools})
@@ -220,9 +249,12 @@ NO_PART = "a message with a part that is not text, such as an image"
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"prompt": "Q", "chosen": "A", "rejected": "B"}, 'a preference ("chosen" and "rejected"); give the answer'),
+        ({"chosen": "Q? A", "rejected": "Q? B"}, 'a preference without a "prompt"; give the answer'),
+        ({"prompt": "Q", "chosen": ["A"], "rejected": ["B"]}, '"chosen" is not a string'),
         ({"prompt": "Q", "completion": "A", "label": False}, 'an answer that is not to be learnt ("label" is false)'),
         ({"messages": list(TURNS), "kto_tag": "False"}, 'an answer that is not to be learnt ("kto_tag" is false)'),
+        ({"prompt": "Q", "completion": "A", "label": "bad"}, 'an answer that is not to be learnt ("label" is bad)'),
+        ({"prompt": "Q", "completion": "A", "label": -1}, 'an answer that is not to be learnt ("label" is -1)'),
         ({"role": "assistant", "text": "A", "parent_id": "1"}, "one message of a conversation"),
         ({"question": "Q", "options": {"A": "one", "B": "two"}, "answer": "A"}, 'a question whose "options" are apart'),
         ({"text": "A", "Text": "B"}, "an object that has a key twice"),

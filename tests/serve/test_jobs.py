@@ -9,7 +9,7 @@ import pytest
 import torch
 from command import LONGER
 from jsonschema import Draft202012Validator
-from served import ENDED, Refused, Server, all_gone, environment
+from served import ENDED, Refused, Server, all_gone, environment, refused, wait_until
 from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -82,11 +82,30 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
     assert (result["name"], result["version"]) == ("first", 1)
     assert shared.call("jobs.get", id="first")["job"]["result"] == result
     listed = {"name": "first", "versions": [1], "active": 1 if result["active"] else None}
+    listed["base_model"] = "micro-llama"
     assert listed in shared.call("adapters.list")["adapters"]
     # An app that comes back sees the rest.
     seen = random.randrange(len(events))
     shared.call("jobs.subscribe", id="first", since=seen)
     assert [shared.event("first")["number"] for _ in events[seen:]] == list(range(seen + 1, len(events) + 1))
+
+
+def test_a_job_that_is_over_is_removed_and_one_that_runs_is_not(server, settings, training, too_little):
+    server.call("jobs.start", id="little", params=too_little)
+    server.call("jobs.subscribe", id="little")
+    assert server.state("little")["state"] == "refused"
+    server.call("jobs.start", id="long", params=training)
+    server.call("jobs.subscribe", id="long")
+    server.event("long", lambda event: event["event"] == "step")
+    assert server.call("jobs.unsubscribe", id="long") == server.call("jobs.unsubscribe", id="none") == {}
+    assert refused(server, "jobs.remove", id="long").code == "wrong_state"
+    assert server.call("jobs.remove", id="little") == {}
+    assert refused(server, "jobs.remove", id="little").code == "unknown_job"
+    assert [job["id"] for job in server.call("jobs.list")["jobs"]] == ["long"]
+    server.call("jobs.pause", expected_job_id="long")
+    wait_until(lambda: server.call("jobs.get", id="long")["job"]["state"] == "paused")
+    assert server.call("jobs.remove", id="long") == {} and server.call("jobs.list") == {"jobs": []}
+    assert not list(Path(settings["store"], "adapters", ".jobs").iterdir())
 
 
 def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(

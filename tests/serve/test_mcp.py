@@ -53,8 +53,8 @@ def notes(tmp_path, own_data_folder):
     ("options", "words"),
     [
         (["--mcp", "nowhere"], "There is no folder 'nowhere'"),
-        (["--may-learn"], "go with --mcp FOLDER"),
-        (["--model", "qwen3-0.6b"], "go with --mcp FOLDER"),
+        (["--may-learn"], "goes with --mcp FOLDER"),
+        (["--model", "qwen3-0.6b"], "goes with --http or --mcp FOLDER"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(options, words):

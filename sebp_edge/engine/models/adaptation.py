@@ -54,6 +54,16 @@ def load(base: BaseModel, folder: Path) -> Adaptation:
     raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")
 
 
+def take(adaptation: Adaptation | None, base: BaseModel, folder: Path) -> bool:
+    """Takes saved weights into those that are attached, without new layers; returns False if they do not fit.
+
+    Raises:
+        BaseModelMismatch, AdapterError: as `load`; nothing is changed.
+    """
+    fits = isinstance(adaptation, LoraAdapter) and all((folder / name).is_file() for name in LoraAdapter.MARKERS)
+    return fits and adaptation.take(base, folder)
+
+
 def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
     """Reads saved weights as a snapshot; `base`, which has no adapter, is unchanged."""
     if any((folder / name).is_file() for name in LoraAdapter.MARKERS):

@@ -156,7 +156,7 @@ class Decoder:
         """
         rows = []
         for number, prompt in enumerate(prompts):
-            room = self._room_after(prompt)
+            room = self.room_after(prompt)
             draw = Sampler(sampling, self._model.device)
             left = min(sampling.max_new_tokens, room)
             rows.append(_Row(number, prompt, left, choose or (None if draw.is_greedy else draw)))
@@ -185,7 +185,7 @@ class Decoder:
         Raises:
             TextsError, ModelError, NonFiniteLogits: as `decode`.
         """
-        self._room_after(prompt)
+        self.room_after(prompt)
         with self._computing(check):
             if self.one_by_one is not None:
                 ids = torch.tensor([prompt], device=self._model.device)
@@ -209,7 +209,7 @@ class Decoder:
             self._kept_logits = dict(sorted(found.items())[-MAX_KEPT_LOGITS:])
         return torch.stack([found[at] for at in positions])
 
-    def _room_after(self, prompt: list[int]) -> int:
+    def room_after(self, prompt: list[int]) -> int:
         """Returns how many tokens may follow a prompt; refuses one that cannot be computed."""
         limit = getattr(self._model.config, "max_position_embeddings", None)
         if not prompt or (limit is not None and len(prompt) >= limit):
@@ -266,11 +266,15 @@ class Decoder:
         if self._cache is None:
             return
         if self._holds:
-            self._kept, self._kept_logits = [], {}
+            self.forget_texts()
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
         if not self._keeps or not self._kept or size > self._max_kept_bytes:
             self._forget()
+
+    def forget_texts(self) -> None:
+        """Forgets what prompts have computed, since weights have changed in place; graphs stay."""
+        self._kept, self._kept_logits = [], {}
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None

@@ -1,6 +1,8 @@
 """Generates text from a prompt's tokens, and streams it: whole characters only, up to a stop string."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedModel
 
@@ -9,7 +11,27 @@ from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import Interrupted
 
 
-def generate_text(
+@dataclass(frozen=True)
+class Generation:
+    """A text that was generated.
+
+    Attributes:
+        new_tokens: how many tokens were generated, without one that ended the text.
+        finish: whether the model or a stop string ended the text, or the limit of new tokens or the context did.
+    """
+
+    text: str
+    prompt_tokens: int
+    new_tokens: int
+    finish: Literal["stop", "length"]
+
+
+def generate_text(*prompt, **options) -> str:
+    """Continues a prompt; returns the new text. See `continue_prompt`."""
+    return continue_prompt(*prompt, **options).text
+
+
+def continue_prompt(
     model: PreTrainedModel,
     tokenizer,
     input_ids: list[int],
@@ -19,8 +41,8 @@ def generate_text(
     decoder: Decoder | None = None,
     on_text: Callable[[str], None] | None = None,
     check: Callable[[], None] = lambda: None,
-) -> str:
-    """Continues a prompt; returns the new text.
+) -> Generation:
+    """Continues a prompt.
 
     Args:
         input_ids: the prompt's tokens.
@@ -36,14 +58,16 @@ def generate_text(
     text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda text: None))
     decoder = decoder or Decoder(model)
     try:
-        decoder.decode(
+        (tokens,) = decoder.decode(
             [input_ids], end_ids, sampling, on_token=lambda number, token: text_stream.add(token), check=check
         )
     except KeyboardInterrupt as stop:
         text_stream.end()
         raise Interrupted("Interrupted; the text is incomplete.", text=text_stream.text) from stop
     text_stream.end()
-    return text_stream.text
+    is_full = len(tokens) == min(sampling.max_new_tokens, decoder.room_after(input_ids))
+    finish = "length" if is_full and not text_stream.is_stopped else "stop"
+    return Generation(text_stream.text, len(input_ids), len(tokens), finish)
 
 
 def answer_all(
@@ -68,10 +92,11 @@ class TextStream:
 
     Attributes:
         text: all emitted parts.
+        is_stopped: whether a stop string was found.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):
-        self.text = ""
+        self.text, self.is_stopped = "", False
         self._tokenizer, self._stop, self._on_text = tokenizer, stop, on_text
         self._tokens: list[int] = []
         # Tokens before `_decoded` have been decoded; those from `_context` on are decoded again as context.
@@ -111,7 +136,7 @@ class TextStream:
         found = [(start + len(string), start) for string in self._stop if (start := self._pending.find(string)) >= 0]
         if found:
             self._emit(min(found)[1])
-            self._pending = ""
+            self._pending, self.is_stopped = "", True
             return True
         self._emit(len(self._pending) - self._partial_stop_size())
         return False

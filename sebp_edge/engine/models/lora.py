@@ -133,6 +133,25 @@ class LoraAdapter:
                 parameter.data = parameter.data.float()
         set_peft_model_state_dict(self.model, weights)
 
+    def take(self, base: BaseModel, folder: Path) -> bool:
+        """Takes a saved adapter's weights into its own tensors; returns False if that has others, or another scale.
+
+        Raises:
+            BaseModelMismatch, AdapterError: see `from_folder`; the adapter is unchanged.
+        """
+        own = self.model.active_peft_config
+        with raising_adapter_error(folder):
+            config = _read_config(folder)
+        if (config.r, config.lora_alpha) != (own.r, own.lora_alpha):
+            return False
+        state = self.read_state(base, folder)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if [each.shape for each in state] != [each.shape for each in parameters]:
+            return False
+        for parameter, value in zip(parameters, state, strict=True):
+            parameter.data.copy_(value)
+        return True
+
     def save(self, folder: Path, state: list[Tensor] | None = None) -> None:
         """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout.
 

@@ -1,0 +1,94 @@
+"""The protocol's own methods over HTTP, one request of JSON-RPC in each; texts and events as server-sent events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sebp_edge.serve.client import Client, ServerError
+from sebp_edge.serve.http.streaming import EventStream, body_of, described, texts_and_result, to_json, unless_gone
+from sebp_edge.serve.messages import Refusal, SubscribeParams, parse, read
+from sebp_edge.serve.methods import WORKER
+
+
+class Rpc:
+    """Answers requests with a client's server, and tells all apps the events of the jobs that they follow."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._followers: dict[str, set[asyncio.Queue]] = {}
+        self._reading: dict[str, asyncio.Task] = {}
+
+    async def answer(self, request: Request) -> Response:
+        """Answers a request: with a stream for `jobs.subscribe`, and for a text if the app accepts that."""
+        id = None
+
+        def failed(error: Exception) -> dict:
+            return {"jsonrpc": "2.0", "id": id, "error": described(error)}
+
+        try:
+            message = read(await body_of(request))
+            id, name, params = message["id"], message["method"], message.get("params", {})
+            if name in ("initialize", "cancel"):
+                raise Refusal("unknown_method", f"There is no {name!r} over HTTP.", "Close a request to cancel it.")
+            if not isinstance(params, dict):
+                raise Refusal("invalid_params", f"The params of {name!r} are not a JSON object.")
+            if name == "jobs.subscribe":
+                asked = parse(SubscribeParams, params, name)
+                found = await self._client.call("jobs.get", id=asked.id)
+                return EventStream(self._events(id, found, asked.since), failed)
+            if name in WORKER and "text/event-stream" in request.headers.get("accept", ""):
+                return EventStream(self._texts(id, name, params), failed)
+            result = await unless_gone(request, self._client.request(name, params))
+            return to_json({"jsonrpc": "2.0", "id": id, "result": result})
+        except (Refusal, ServerError) as error:
+            return to_json(failed(error))
+
+    async def _texts(self, id: str | int, name: str, params: dict) -> AsyncIterator[dict]:
+        async with aclosing(texts_and_result(self._client, name, params)) as found:
+            async for each in found:
+                is_text = isinstance(each, str)
+                message = (
+                    {"method": "text", "params": {"request": id, "text": each}}
+                    if is_text
+                    else {"id": id, "result": each}
+                )
+                yield {"jsonrpc": "2.0", **message}
+
+    async def _events(self, id: str | int, found: dict, since: int) -> AsyncIterator[dict]:
+        """Yields what is known of a job, and its events after a number."""
+        yield {"jsonrpc": "2.0", "id": id, "result": found}
+        job, seen = found["job"]["id"], since if since <= found["job"]["last_event"] else 0
+        queue, followers = asyncio.Queue(), self._followers.setdefault(job, set())
+        followers.add(queue)
+        if job in self._reading:
+            self._reading[job].cancel()
+        # All of them for all: the client follows a job once, and who is new may lack any.
+        self._reading[job] = asyncio.create_task(self._read(job))
+        try:
+            while isinstance(event := await queue.get(), dict):
+                if event["number"] > seen:
+                    seen = event["number"]
+                    yield {"jsonrpc": "2.0", "method": "job.event", "params": event}
+            if event is not None:
+                raise event
+        finally:
+            followers.discard(queue)
+            if not followers:
+                self._reading[job].cancel()
+
+    async def _read(self, job: str) -> None:
+        end = None
+        try:
+            async with aclosing(self._client.events(job)) as events:
+                async for event in events:
+                    self._tell(job, event)
+        except ServerError as error:
+            end = error
+        self._tell(job, end)
+
+    def _tell(self, job: str, event: dict | ServerError | None) -> None:
+        for queue in self._followers[job]:
+            queue.put_nowait(event)

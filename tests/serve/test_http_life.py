@@ -1,0 +1,200 @@
+"""A server for apps that speak HTTP while apps go, wait and do not read, while a job trains, and at its end."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from builders import make_llama
+from command import RECIPE, assert_one_sentence, process, run
+from http_door import HELLO, Door, open_door
+from served import SECONDS, all_gone, processes_below, wait_until
+from shared_fixtures import write_notes
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# Longer than a test waits.
+ENDLESS = {"model": "base", "prompt": "the boat", "temperature": 0, "max_tokens": 200_000}
+CANARY = "xylophonequartz"
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory, tokenizer):
+    """The folder of a model with a long context."""
+    folder = tmp_path_factory.mktemp("models") / "long"
+    make_llama(num_hidden_layers=1, max_position_embeddings=2**18).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("notes")
+    write_notes(folder / "notes")
+    (folder / "test.toml").write_text(RECIPE.replace("epochs = 1", "epochs = 20"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory, long_model, folder):
+    with open_door(tmp_path_factory.mktemp("door"), "--model", long_model, "--folder", folder) as door:
+        yield door
+
+
+def is_idle(door):
+    worker = door.rpc("status")["worker"]
+    return worker is not None and worker["requests"] == 0
+
+
+@contextmanager
+def sent(door, body):
+    """Context of a request whose answer nobody has read yet, once the worker has it."""
+    connection = door.send("POST", COMPLETIONS, json.dumps(body))
+    try:
+        wait_until(lambda: not is_idle(door))
+        yield connection.sock
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_app_that_goes_ends_its_request_and_one_that_waits(door, stream):
+    with sent(door, ENDLESS | {"stream": stream}) as first:
+        if stream:
+            assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        with sent(door, ENDLESS | {"stream": stream}):
+            wait_until(lambda: door.rpc("status")["worker"]["requests"] == 2)
+        wait_until(lambda: door.rpc("status")["worker"]["requests"] == 1)
+    wait_until(lambda: is_idle(door))
+    assert door.chat(max_tokens=2)[0] == 200
+
+
+def test_an_app_that_does_not_read_keeps_no_other_one_waiting_for_ever(door):
+    with sent(door, ENDLESS | {"max_tokens": 3000, "stream": True}) as slow:
+        assert door.chat(max_tokens=2)[0] == 200
+        slow.settimeout(SECONDS)
+        answer = b""
+        while b"[DONE]" not in answer[-100:]:
+            answer += slow.recv(2**16)
+    assert answer.count(b"text_completion") > 1000
+
+
+def test_half_a_request_keeps_no_other_one_waiting(door):
+    with socket.create_connection(("127.0.0.1", door.port)) as half:
+        half.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{door.port}\r\nContent-Length: 9\r\n\r\n{{".encode())
+        assert door.chat(max_tokens=2)[0] == 200
+
+
+def test_twenty_requests_at_once_are_answered_while_a_job_trains_that_two_apps_follow(door, folder, long_model):
+    params = {"paths": [str(folder / "notes")], "model": str(long_model), "recipe": str(folder / "test.toml")}
+    assert door.rpc("jobs.start", id="first", params=params | {"device": "cpu"})["job"]["state"] == "queued"
+    with ThreadPoolExecutor(22) as apps:
+        whole = apps.submit(lambda: list(door.follow("first")))
+        answers = list(apps.map(lambda number: door.chat(seed=number, max_tokens=4), range(20)))
+        other = apps.submit(lambda: list(door.follow("first", since=5)))
+        (answered, *events), (_, *later) = whole.result(SECONDS), other.result(SECONDS)
+    assert [status for status, _ in answers] == [200] * 20
+    assert (answered["id"], answered["result"]["job"]["id"]) == (7, "first")
+    numbers = [each["params"]["number"] for each in events]
+    assert numbers == [*range(1, len(events) + 1)] and {each["method"] for each in events} == {"job.event"}
+    assert later == events[5:]
+    assert events[-1]["params"]["event"]["state"] == "done"
+    assert door.call("GET", "/v1/models")[1]["data"][-1]["id"] == "default@1"
+
+
+def test_more_requests_than_it_takes_are_all_answered(door):
+    def status(number):
+        connection = door.send("POST", CHAT, json.dumps({"model": "base", "messages": HELLO, "max_tokens": 1}))
+        with connection.getresponse() as answer:
+            answer.read()
+        connection.close()
+        return answer.status
+
+    with ThreadPoolExecutor(300) as apps:
+        assert {*apps.map(status, range(300))} <= {200, 503}
+    assert door.chat(max_tokens=2)[0] == 200
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_quietly_with_what_runs_and_nothing_is_kept_of_texts(tmp_path, long_model, folder, signum):
+    with open_door(tmp_path, "--model", long_model, "--folder", folder) as door:
+        said = [{"role": "user", "content": f"Where is the {CANARY}?"}]
+        assert door.chat(messages=said, max_tokens=4)[0] == 200
+        assert door.chat(messages=said, model="base:ask")[0] == 200
+        assert door.chat(messages=[{"role": CANARY, "content": CANARY}])[0] == 400
+        assert door.call("GET", f"/{CANARY}?{CANARY}")[0] == 404
+        with sent(door, ENDLESS | {"stream": True, "prompt": CANARY}):
+            assert door.end(signum) == (0, "")
+        for server in door.servers:
+            server.wait(SECONDS)
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if CANARY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_its_processes_and_an_open_stream_says_so(tmp_path, monkeypatch):
+    """Started cold, as its owner does, with the bundled model."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with process("serve", "--http", "0", cold=True) as serving:
+        door = Door(serving)
+        stream = door.stream(CHAT, {"model": "base", "messages": HELLO, "stream": True})
+        assert next(stream)["choices"][0]["delta"]["role"] == "assistant"
+        below = processes_below(serving.pid)
+        assert len(below) == 3  # with its supervisor and the worker
+        serving.send_signal(signal.SIGINT)
+        *_, last = stream
+        output, errors = serving.communicate(timeout=SECONDS)
+    assert last["error"]["type"] == "server_error"
+    assert (serving.returncode, output) == (0, "") and "Traceback" not in errors
+    assert all_gone(below)
+
+
+@pytest.mark.slow
+def test_it_ends_with_a_sentence_if_its_server_was_killed(tmp_path):
+    with open_door(tmp_path) as door:
+        os.kill(door.rpc("status")["pid"], signal.SIGKILL)
+        output, errors = door.process.communicate(timeout=SECONDS)
+    assert (door.process.returncode, output) == (1, "")
+    assert errors.endswith("The server has ended unexpectedly.\n") and "Traceback" not in errors
+
+
+def test_a_port_or_a_store_in_use_is_one_sentence(door, tmp_path, own_data_folder):
+    assert_one_sentence(run("serve", "--http", door.port, "--model", "tiny"), f"Port {door.port} is in use", 2)
+    with open_door(tmp_path):
+        result = run("serve", "--http", "0", "--model", "tiny", env={"XDG_DATA_HOME": str(tmp_path)})
+        assert_one_sentence(result, "Another .*server")
+
+
+def test_a_token_that_others_can_read_or_that_is_damaged_is_refused(own_data_folder):
+    file = own_data_folder.parent / "http-token"
+    file.parent.mkdir(parents=True)
+    file.write_text("a" * 43)
+    assert_one_sentence(run("serve", "--http", "0", "--model", "tiny"), "Others than you can read")
+    file.write_text("short")
+    file.chmod(0o600)
+    assert_one_sentence(run("serve", "--http", "0", "--model", "tiny"), "is damaged")
+
+
+def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch, own_data_folder):
+    monkeypatch.setitem(sys.modules, "sebp_edge.serve.http.door", None)
+    assert_one_sentence(run("serve", "--http", "--model", "tiny"), r"pip install 'sebp-edge\[http\]'", 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["7000"], "go with --http"),
+        (["--folder", "."], "go with --http"),
+        (["--origin", "app://a"], "go with --http"),
+        (["--http", "--mcp", "."], "do not go together"),
+        (["--http", "--folder", "nowhere"], "There is no folder 'nowhere'"),
+        (["--http", "--may-learn"], "goes with --mcp"),
+        (["--http", "70000"], "less than or equal to 65535"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, words, own_data_folder):
+    result = run("serve", *options)
+    assert result.exit_code == 2 and words in " ".join(result.stderr.split()) and not result.stdout
