@@ -55,16 +55,16 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_158
+MAX_LINES = 51_989
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 2_958,
+    "cli": 2_999,
     "engine": 9,
     "engine.memory": 1_650,
-    "engine.models": 4_675,
+    "engine.models": 4_733,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
@@ -73,10 +73,10 @@ MAX_LINES_OF_ROOM = {
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
-    "reading": 6_764,
+    "reading": 6_787,
     "research": 1_778,
-    "run": 5_577,
-    "serve": 3_048,
+    "run": 5_582,
+    "serve": 3_752,
     "store": 2_788,
     "values": 1_855,
 }
