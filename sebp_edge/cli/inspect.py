@@ -7,11 +7,10 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import percent, plural
-from sebp_edge.cli.base_model import personalizing
+from sebp_edge.cli.base_model import planning
 from sebp_edge.cli.console import hanging, out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, Threads, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
-from sebp_edge.machine.politeness import Politeness
 from sebp_edge.values.documents import printable
 
 # Lines of a list, and characters of a rendered run; JSON has all.
@@ -33,9 +32,8 @@ def inspect(
 
     Loads no weights and changes nothing. `plan` shows the memory by purpose.
     """
-    own = {"memory_budget": memory, "politeness": Politeness.of(threads=threads)}
-    with personalizing(request.as_json, **own, **request.settings) as personalizer:
-        found = personalizer.inspect(request.texts, name=name)
+    with planning(request.as_json, threads=threads, memory_budget=memory, **request.settings) as planner:
+        found = planner.inspect(request.texts, name=name)
     if request.as_json:
         print_json(found.to_dict())
     else:
