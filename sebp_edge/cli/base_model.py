@@ -58,18 +58,15 @@ def planning(as_json: bool, *, hides: type | tuple = (), threads: int | None = N
             return
     polite = Politeness.of(threads=threads)
     with personalizing(as_json, hides=hides, politeness=polite, **settings) as personalizer:
-        from sebp_edge.engine.memory.shape_reader import read_shape
-        from sebp_edge.engine.memory.this_machine import remember_device
-        from sebp_edge.engine.models.known_models import recall_model, remember_model
-        from sebp_edge.engine.models.loading import local_tokenizer
+        from sebp_edge.engine.memory.shape_reader import keep_shape
+        from sebp_edge.engine.memory.this_machine import keep_device
 
         if threads is None:
-            with suppress(OSError):
-                remember_device(personalizer.device)
-        yield personalizer
-        if recall_model(reference := personalizer.reference) is None:
             with suppress(OSError, SebpEdgeError):
-                remember_model(reference, read_shape(reference), local_tokenizer(reference))
+                keep_device(personalizer.device)
+        yield personalizer
+        with suppress(OSError, SebpEdgeError):
+            keep_shape(personalizer.reference)
 
 
 def choose_model(

@@ -26,9 +26,7 @@ class KnownPlanner:
         NotKnown: the model or this machine is not known without torch.
     """
 
-    def __init__(
-        self, model, *, recipe, device, seed, me, memory_budget, store=None, on_event: Sink = silent
-    ):
+    def __init__(self, model, *, recipe, device, seed, me, memory_budget, store=None, on_event: Sink = silent):
         reference = resolve(model)
         budget = None if memory_budget is None else MemoryBudget.parse(memory_budget)
         self.conditions = Conditions.known(reference, device, 0, budget)

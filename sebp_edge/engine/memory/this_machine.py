@@ -1,4 +1,4 @@
-"""Describes a device of this machine to plan for; measures its speed, and remembers both for processes without torch."""
+"""Describes a device of this machine to plan for; measures its speed, and keeps both for processes without torch."""
 
 import math
 
@@ -30,7 +30,7 @@ def target_of(device: torch.device, context: int) -> Target:
     )
 
 
-def remember_device(device: torch.device) -> None:
+def keep_device(device: torch.device) -> None:
     """Keeps what a process without torch asks of a device, while this process has no model loaded.
 
     Raises:
