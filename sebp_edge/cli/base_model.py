@@ -1,15 +1,14 @@
 """Opens what a command works with: the store, a Personalizer, an adapter and its base model; imports torch late."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from sebp_edge.cli.console import err, quick_imports, without_collection
+from sebp_edge.cli.console import err, quick_imports
 from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.engine.models.hub_cache import local_folder
 from sebp_edge.engine.models.installed import GGUF, LM_STUDIO, OLLAMA
-from sebp_edge.errors import ModelError, ModelOfflineError, SebpEdgeError
-from sebp_edge.machine.politeness import Politeness
+from sebp_edge.errors import ModelError, ModelOfflineError
 from sebp_edge.recipe import Recipe
 
 
@@ -41,32 +40,6 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
 
     with show_progress(as_json, lists_left_out=lists_left_out) as sink:
         yield make(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
-
-
-@contextmanager
-def planning(as_json: bool, *, hides: type | tuple = (), threads: int | None = None, **settings) -> Iterator:
-    """Context with what plans and inspects: without torch if the model and this machine are known, speed included."""
-    with without_collection("starting"):
-        from sebp_edge.cli.progress import show_progress
-        from sebp_edge.run.conditions import NotKnown
-        from sebp_edge.run.known_planning import KnownPlanner
-
-    with show_progress(as_json) as sink, suppress(NotKnown):
-        known = KnownPlanner(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
-        if known.conditions.target.rate is not None and threads is None:  # which decides the speed
-            yield known
-            return
-    polite = Politeness.of(threads=threads)
-    with personalizing(as_json, hides=hides, politeness=polite, **settings) as personalizer:
-        from sebp_edge.engine.memory.shape_reader import keep_shape
-        from sebp_edge.engine.memory.this_machine import keep_device
-
-        if threads is None:
-            with suppress(OSError, SebpEdgeError):
-                keep_device(personalizer.device)
-        yield personalizer
-        with suppress(OSError, SebpEdgeError):
-            keep_shape(personalizer.reference)
 
 
 def choose_model(

@@ -24,7 +24,6 @@ from sebp_edge.basics.interruptions import SIGNALS, Interruptions
 from sebp_edge.basics.schema import schema_hash
 from sebp_edge.basics.version import __version__
 from sebp_edge.cli.early_signals import exit_interrupted
-from sebp_edge.engine.models.libraries import quick_import_of_torch
 from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError, StorageError
 from sebp_edge.events import Event, JsonLines, Started, new_job
 
@@ -164,7 +163,6 @@ def discard_output(stream: TextIO | None = None) -> None:
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
     """Speeds up slow imports: disables garbage collection during them, then excludes their objects from it.
-    Imports of torch only what one device needs.
 
     Objects created on import live until the exit, so checking them is wasted work. This changes the whole process, so
     it is only for the command line's own. A terminal shows a status line meanwhile.
@@ -175,7 +173,7 @@ def quick_imports() -> Iterator[None]:
         with contextlib.suppress(OSError):  # torch then uses the temporary folder
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
-    with without_collection("starting"), quick_import_of_torch():
+    with without_collection("starting"):
         yield
 
 

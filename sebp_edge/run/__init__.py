@@ -30,5 +30,4 @@ generating        generates text, and answers questions from texts, with the mod
 expectations      says what to expect of an adapted model of this size
 fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch
 inspection        inspects texts before a training, and shows examples as the model gets them
-known_planning    plans and inspects by what is known without torch
 """

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.engine.models.architecture import blocks_of, is_linear, is_norm
-from sebp_edge.engine.models.known_models import recall_model, remember_model
-from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
+from sebp_edge.engine.models.loading import model_from_config
 from sebp_edge.engine.models.model_shape import shape_of
 from sebp_edge.engine.models.shape import BlockKind, DecoderShape
 from sebp_edge.engine.models.small_copy import small_copy
@@ -43,17 +42,6 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     known = [kind if names == _names(block) else None for block, (names, kind) in zip(blocks, kinds, strict=True)]
     pairs = zip(shape.blocks, known, strict=True)
     return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
-
-
-def keep_shape(reference: ModelReference) -> None:
-    """Keeps what a process without torch asks of a model.
-
-    Raises:
-        OSError: it could not be written.
-        ModelError: the model cannot be read.
-    """
-    if recall_model(reference) is None:
-        remember_model(reference, read_shape(reference), local_tokenizer(reference))
 
 
 def _names(block: nn.Module) -> list[str]:

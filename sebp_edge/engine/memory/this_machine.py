@@ -1,14 +1,12 @@
-"""Describes a device of this machine to plan for; measures its speed, and keeps both for processes without torch."""
+"""Describes a device of this machine to plan for; measures its speed."""
 
 import math
 
 import torch
 
-from sebp_edge.engine.memory.known_machine import remember_machine
 from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.machine import devices
-from sebp_edge.machine.process import memory_of
 from sebp_edge.ops.backend import has_triton
 
 
@@ -28,14 +26,3 @@ def target_of(device: torch.device, context: int) -> Target:
         context=context,
         host=devices.free_memory(torch.device("cpu")) if on_gpu else math.inf,
     )
-
-
-def keep_device(device: torch.device) -> None:
-    """Keeps what a process without torch asks of a device, while this process has no model loaded.
-
-    Raises:
-        OSError: it could not be written.
-    """
-    memory = memory_of(device)
-    names = [str(device), *(["default"] if device == devices.pick_device() else [])]
-    remember_machine(dict.fromkeys(names, target_of(device, memory.planned_overhead(loaded=0))), memory.uuid)

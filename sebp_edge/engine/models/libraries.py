@@ -1,13 +1,11 @@
 """Keeps libraries from printing into the host program, and an import from what is of no use here."""
 
-import importlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec, module_from_spec
-from types import ModuleType
+from contextlib import contextmanager
 
 _LIBRARIES = ("transformers", "huggingface_hub", "peft", "bitsandbytes", "torch")
 
@@ -50,49 +48,14 @@ def quick_import_of_bitsandbytes() -> Iterator[None]:
     """Context in which bitsandbytes can be imported, which PEFT does if it is installed.
 
     On import, bitsandbytes loads torch's compiler for seconds, and downloads kernels from the Hub if the package
-    `kernels` is installed. Neither is of use here. Torch must be imported already.
+    `kernels` is installed. Neither is of use here.
     """
     with (
         quiet_libraries(),
         _replaced(sys.modules, "kernels", None),
-        _replaced(vars(sys.modules["torch"]), "compile", _leave_alone),
+        _replaced(os.environ, "TORCHDYNAMO_DISABLE", "1"),
     ):
         yield
-
-
-@contextmanager
-def quick_import_of_torch() -> Iterator[None]:
-    """Context in which libraries are imported without torch's compiler and distributed tensors, a fifth of the time.
-
-    It changes the whole process, which then is for one device. The compiler is loaded once it is wanted.
-    """
-    torch = importlib.import_module("torch")
-    if "torch._dynamo" not in sys.modules:
-        sys.modules["torch._dynamo"] = compiler = module_from_spec(find_spec("torch._dynamo"))
-        compiler.__class__ = _CompilerOnDemand
-        with suppress(ImportError):
-            importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")  # which transformers needs
-        del compiler.__path__  # all else needs the whole
-    with _replaced(vars(torch.distributed), "is_available", lambda: False):
-        yield
-
-
-def _leave_alone(function=None, *args, **options):
-    """Decorates nothing, with options or without."""
-    return (lambda function: function) if function is None else function
-
-
-class _CompilerOnDemand(ModuleType):
-    """torch's compiler, not loaded: on import, libraries only tell it which functions it must leave alone."""
-
-    disable = allow_in_graph = assume_constant_result = staticmethod(_leave_alone)
-
-    def __getattr__(self, name: str):
-        if name.startswith("__") and name != "__path__":  # which only its file defines
-            raise AttributeError(name)
-        self.__class__, self.__path__ = ModuleType, self.__spec__.submodule_search_locations
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
 
 
 @contextmanager
