@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import pytest
 import torch
+from command import records, run
 from known_shapes import configs
 from model_families import MODELS
 
@@ -120,22 +121,35 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
 
 
 @pytest.mark.slow
-def test_a_plan_needs_no_torch(notes_folder, tmp_path):
+def test_an_inspection_on_a_known_machine_needs_no_torch(own_home, notes_folder):
+    remember_machine({"cpu": target_of(CPU, 10**8)})
     code = (
-        "import sys; from pathlib import Path\n"
-        "from sebp_edge.store.adapter_store import AdapterStore; from sebp_edge.basics.stopping import StopSignal\n"
-        "from sebp_edge.engine.models.catalog import resolve; from sebp_edge.recipe import Recipe\n"
-        "from sebp_edge.run.inspection import Inspection; from sebp_edge.run.job import JobSink\n"
-        "from sebp_edge.run.call import Call; from sebp_edge.run.conditions import Conditions\n"
-        "from sebp_edge.run.preparation import Preparation; from sebp_edge.events import silent\n"
-        "tiny, recipe, store = resolve('tiny'), Recipe.load(None), AdapterStore(sys.argv[2])\n"
-        "call = Call(tiny, False, recipe, 0, store, (), None, JobSink(silent), StopSignal())\n"
-        "preparation = Preparation.under(call, Path(sys.argv[1]), 'mine')\n"
-        "assert Inspection.of(preparation, Conditions.known(tiny, 'cpu', 0, None)).plan.chosen.peak > 0\n"
+        "import sys; from contextlib import suppress; from sebp_edge.cli import main\n"
+        "with suppress(SystemExit): main()\n"
         "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'peft') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, notes_folder, tmp_path], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    options = ["inspect", notes_folder, "--device", "cpu"]
+    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True)
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("[]", "")
+    assert ", about " in done.stdout
+
+
+@pytest.mark.slow
+def test_an_inspection_keeps_what_the_next_one_needs(own_home, notes_folder, model_folder):
+    """And both print the same."""
+    printed = []
+    for _ in range(2):
+        known = recall_model(resolve(model_folder)) is not None, recall_machine("cpu")[0].rate is not None
+        assert known == (bool(printed),) * 2
+        result = run("inspect", notes_folder, "--model", model_folder, "--device", "cpu", "--memory", "4GB", "--json")
+        assert result.exit_code == 0, result.output
+        found = records(result.stdout)[-1]
+        plan = found.pop("plan")
+        for of_this_process in ("job", "time", "summary"):
+            found.pop(of_this_process)
+        chosen = [plan[name] for name in ("model", "device", "budget", "r", "dtype", "max_rows", "checkpoints")]
+        printed.append([chosen, found])
+    assert printed[0] == printed[1]
 
 
 def test_what_was_remembered_of_other_versions_or_files_is_not_used(own_home, model_folder, monkeypatch):
