@@ -164,6 +164,13 @@ def test_what_was_remembered_of_other_versions_or_files_is_not_used(own_home, mo
     assert recall_machine("cpu")[0].rate is None
 
 
+def test_a_busy_moment_does_not_make_a_device_slow(own_home):
+    target = target_of(CPU, 10**8)
+    for rate, kept in ((2e9, 2e9), (1e9, 2e9), (3e9, 3e9)):
+        remember_machine({"cpu": replace(target, rate=rate)})
+        assert recall_machine("cpu")[0].rate == kept
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"devices": 5}', '{"versions": 1, "devices": {"cpu": []}}'])
 def test_damaged_memories_are_not_used(content, own_home, model_folder):
     reference = resolve(model_folder)

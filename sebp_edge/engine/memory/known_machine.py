@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from shutil import which
@@ -52,7 +53,7 @@ def recall_machine(device: str | None) -> tuple[Target, int] | None:
 
 
 def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
-    """Keeps what torch found.
+    """Keeps what torch found, and the highest speed of a device, since a busy machine is found to be slow.
 
     Args:
         targets: the device by its name, and as "default" if it is.
@@ -66,7 +67,11 @@ def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
         name: {key: value for key, value in vars(target).items() if key in kept} | {"gpu": gpu}
         for name, target in targets.items()
     }
-    write_cache(_FILE, json.dumps({"versions": _versions(), "devices": _read() | found}))
+    known = _read()
+    for name, each in found.items():
+        with suppress(ValueError, TypeError):
+            each["rate"] = max(each["rate"], parse_dataclass(known.get(name), _KnownTarget).rate)
+    write_cache(_FILE, json.dumps({"versions": _versions(), "devices": known | found}))
 
 
 def _read() -> dict:
