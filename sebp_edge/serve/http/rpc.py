@@ -77,7 +77,8 @@ class Rpc:
         finally:
             followers.discard(queue)
             if not followers:
-                self._reading[job].cancel()
+                self._reading.pop(job).cancel()
+                del self._followers[job]
 
     async def _read(self, job: str) -> None:
         end = None
