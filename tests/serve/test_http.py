@@ -244,6 +244,7 @@ def test_methods_of_the_protocol_are_answered_as_over_a_pipe(door):
         ("nothing", {}, -32601, "unknown_method"),
         ("initialize", {"protocol": 1}, -32601, "unknown_method"),
         ("cancel", {"request": 1}, -32601, "unknown_method"),
+        ("jobs.unsubscribe", {"id": "first"}, -32601, "unknown_method"),  # of other apps, too
         ("jobs.get", {"id": "none"}, -32000, "unknown_job"),
         ("jobs.subscribe", {"id": "none"}, -32000, "unknown_job"),
         ("jobs.subscribe", {}, -32602, "invalid_params"),

@@ -15,6 +15,7 @@ from http_door import HELLO, Door, open_door
 from served import SECONDS, all_gone, processes_below, wait_until
 from shared_fixtures import write_notes
 
+pytest.importorskip("resource", reason="needs a Unix")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # Longer than a test waits.
 ENDLESS = {"model": "base", "prompt": "the boat", "temperature": 0, "max_tokens": 200_000}

@@ -26,13 +26,13 @@ class Rpc:
         id = None
 
         def failed(error: Exception) -> dict:
-            return {"jsonrpc": "2.0", "id": id, "error": described(error)}
+            return _message(id=id, error=described(error))
 
         try:
             message = read(await body_of(request))
             id, name, params = message["id"], message["method"], message.get("params", {})
-            if name in ("initialize", "cancel"):
-                raise Refusal("unknown_method", f"There is no {name!r} over HTTP.", "Close a request to cancel it.")
+            if name in ("initialize", "cancel", "jobs.unsubscribe"):
+                raise Refusal("unknown_method", f"There is no {name!r} over HTTP.", "Close a request to end it.")
             if not isinstance(params, dict):
                 raise Refusal("invalid_params", f"The params of {name!r} are not a JSON object.")
             if name == "jobs.subscribe":
@@ -42,24 +42,21 @@ class Rpc:
             if name in WORKER and "text/event-stream" in request.headers.get("accept", ""):
                 return EventStream(self._texts(id, name, params), failed)
             result = await unless_gone(request, self._client.request(name, params))
-            return to_json({"jsonrpc": "2.0", "id": id, "result": result})
+            return to_json(_message(id=id, result=result))
         except (Refusal, ServerError) as error:
             return to_json(failed(error))
 
     async def _texts(self, id: str | int, name: str, params: dict) -> AsyncIterator[dict]:
         async with aclosing(texts_and_result(self._client, name, params)) as found:
             async for each in found:
-                is_text = isinstance(each, str)
-                message = (
-                    {"method": "text", "params": {"request": id, "text": each}}
-                    if is_text
-                    else {"id": id, "result": each}
-                )
-                yield {"jsonrpc": "2.0", **message}
+                if isinstance(each, str):
+                    yield _message(method="text", params={"request": id, "text": each})
+                else:
+                    yield _message(id=id, result=each)
 
     async def _events(self, id: str | int, found: dict, since: int) -> AsyncIterator[dict]:
         """Yields what is known of a job, and its events after a number."""
-        yield {"jsonrpc": "2.0", "id": id, "result": found}
+        yield _message(id=id, result=found)
         job, seen = found["job"]["id"], since if since <= found["job"]["last_event"] else 0
         queue, followers = asyncio.Queue(), self._followers.setdefault(job, set())
         followers.add(queue)
@@ -71,13 +68,14 @@ class Rpc:
             while isinstance(event := await queue.get(), dict):
                 if event["number"] > seen:
                     seen = event["number"]
-                    yield {"jsonrpc": "2.0", "method": "job.event", "params": event}
+                    yield _message(method="job.event", params=event)
             if event is not None:
                 raise event
         finally:
             followers.discard(queue)
             if not followers:
-                self._reading[job].cancel()
+                self._reading.pop(job).cancel()
+                del self._followers[job]
 
     async def _read(self, job: str) -> None:
         end = None
@@ -92,3 +90,7 @@ class Rpc:
     def _tell(self, job: str, event: dict | ServerError | None) -> None:
         for queue in self._followers[job]:
             queue.put_nowait(event)
+
+
+def _message(**values) -> dict:
+    return {"jsonrpc": "2.0", **values}

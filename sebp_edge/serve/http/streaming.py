@@ -93,4 +93,4 @@ async def texts_and_result(client: Client, method: str, params: dict) -> AsyncIt
             yield chunk
         yield request.result()
     finally:
-        request.cancel()
+        request.cancel() or request.cancelled() or request.exception()  # which nobody asks for if the app is gone
