@@ -15,8 +15,8 @@ def trained(monkeypatch):
     """The documents that each training has trained on, by phase, as numbers of the given texts."""
     found, prepare = {}, TrainingRun._prepare_trainer
 
-    def prepare_trainer(self, learner, number, fresh=()):
-        trainer = prepare(self, learner, number, fresh)
+    def prepare_trainer(self, learner, number):
+        trainer = prepare(self, learner, number)
         steps = [step for epoch in self.task.schedules[number].epochs for step in epoch]
         found[trainer.phase] = {example.document for step in steps for example in step.examples}
         return trainer

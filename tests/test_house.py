@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_044
+MAX_LINES = 52_046
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
@@ -76,7 +76,7 @@ MAX_LINES_OF_ROOM = {
     "reading": 6_787,
     "research": 1_778,
     "run": 5_620,
-    "serve": 3_752,
+    "serve": 3_754,
     "store": 2_788,
     "values": 1_855,
 }

@@ -237,7 +237,7 @@ def print_chunk(chunk: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"event": "text", "text": chunk})
     else:
-        typer.echo(printable_lines(chunk), nl=False)
+        typer.echo(printable_lines(chunk) if out.is_terminal else chunk, nl=False)
 
 
 def hanging(console: Console, words: str, indent: int = 0) -> Text:

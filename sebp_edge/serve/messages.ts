@@ -79,7 +79,7 @@ export type WordFigures = { keystrokes: number; saved_before: number; saved_afte
   saved_more_lowest: number | null; saved_more_highest: number | null; words: number; guessed_before: number;
   guessed_after: number; guessed_more_lowest: number | null; guessed_more_highest: number | null; is_typed: boolean; };
 export type EvaluatedMessage = { v: 1; time: number; job: string; event: "evaluated"; phase: string; split: string;
-  epoch: number; loss: number | null; best: boolean; learning_rate?: number | null; };
+  epoch: number; loss: number | null; best: boolean; };
 export type ExampleAnalyzedMessage = { v: 1; time: number; job: string; event: "example_analyzed"; example: number;
   examples: number; };
 export type ExamplesEvaluatedMessage = { v: 1; time: number; job: string; event: "examples_evaluated"; done: number;

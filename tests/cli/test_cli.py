@@ -142,7 +142,7 @@ def test_adapt_reports_what_happened_and_what_to_do_next(adapt, notes_folder, tm
 
 @pytest.mark.slow
 def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store):
-    recipe.write_text(RECIPE.replace("2e-2", "1e-12"))
+    recipe.write_text(RECIPE.replace("2e-2", "1e-4"))
     result = run(*adapt, "--epochs", 1, "--name", "my notes")
     assert result.exit_code == 3
     assert "Not better: version 1 of 'my notes' is saved, but not active." in result.stdout
