@@ -55,15 +55,15 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_046
+MAX_LINES = 52_045
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 3_011,
+    "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_655,
+    "engine.memory": 1_677,
     "engine.models": 4_733,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
@@ -75,8 +75,8 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_787,
     "research": 1_778,
-    "run": 5_620,
-    "serve": 3_754,
+    "run": 5_610,
+    "serve": 3_738,
     "store": 2_788,
     "values": 1_855,
 }

@@ -44,10 +44,13 @@ def inspect(
     if found is None:
         politeness = Politeness.of(threads=threads)
         with personalizing(request.as_json, politeness=politeness, **settings) as personalizer:
-            if threads is None:
-                with personalizer.begin_call() as call:
-                    call.keep_conditions()
             found = personalizer.inspect(request.texts, name=name)
+            if threads is None:
+                from sebp_edge.engine.memory.shape_reader import keep_shape
+                from sebp_edge.engine.memory.this_machine import keep_device
+
+                keep_device(personalizer.device)
+                keep_shape(personalizer.reference)
     if request.as_json:
         print_json(found.to_dict())
     else:

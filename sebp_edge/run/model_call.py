@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,14 @@ from sebp_edge.basics.interruptions import Interruptions
 from sebp_edge.basics.stopping import StopRequested, StopSignal
 from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.guard import MemoryGuard
-from sebp_edge.engine.memory.known_machine import remember_machine
 from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.memory.this_machine import target_of
 from sebp_edge.engine.models.decoding import Decoder
-from sebp_edge.engine.models.known_models import recall_model, remember_model
 from sebp_edge.engine.models.libraries import quiet_libraries
 from sebp_edge.engine.models.loading import BaseModel, local_tokenizer
-from sebp_edge.errors import BusyError, ClosedError, Interrupted, MachineError, SebpEdgeError, StorageError
+from sebp_edge.errors import BusyError, ClosedError, Interrupted, MachineError, StorageError
 from sebp_edge.events import Notice
 from sebp_edge.machine import devices
 from sebp_edge.machine.crowding import Crowding
@@ -70,14 +68,6 @@ class ModelCall(Call):
         memory = memory_of(self.device)
         budget = limited(self.budget, devices.free_memory(self.device) + memory.used)
         return target_of(self.device, memory.planned_overhead(self.in_use.loaded_bytes)), budget
-
-    def keep_conditions(self) -> None:
-        """Keeps what processes without torch ask of the model and this machine; call it while no model is loaded."""
-        names = [str(self.device), *(["default"] if self.device == devices.pick_device() else [])]
-        with suppress(OSError, SebpEdgeError):
-            remember_machine(dict.fromkeys(names, self.target_and_budget()[0]), memory_of(self.device).uuid)
-            if recall_model(self.reference) is None:
-                remember_model(self.reference, read_shape(self.reference), local_tokenizer(self.reference))
 
     def load(self, recipe: Recipe | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""

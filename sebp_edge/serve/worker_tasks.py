@@ -12,17 +12,14 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from sebp_edge.engine.memory.known_machine import remember_machine
-from sebp_edge.engine.memory.shape_reader import read_shape
-from sebp_edge.engine.memory.this_machine import target_of
-from sebp_edge.engine.models.known_models import recall_model, remember_model
-from sebp_edge.engine.models.loading import BaseModel, local_tokenizer
+from sebp_edge.engine.memory.shape_reader import keep_shape
+from sebp_edge.engine.memory.this_machine import keep_device
+from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
@@ -157,7 +154,7 @@ class Worker:
         self._job = None
         self._tell("ended", state=state, facts=facts)
         if state == "done":
-            self._remember_model(self._served)
+            keep_shape(self._served.reference)
 
     def _call_of(self, task: dict) -> Callable:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
@@ -182,7 +179,7 @@ class Worker:
     def _begin(self, job: Personalizer, model: str) -> None:
         """Makes a job share its weights with the model that answers."""
         if self._served is None:
-            self._remember_machine(job)
+            keep_device(job.device)
         served = self._serving(Personalizer(model, device=job.device.type, store=job.store))
         job.in_use = TrainedModel(job.in_use, served.in_use)
         job.while_waiting = self._while_waiting
@@ -292,22 +289,9 @@ class Worker:
     # ---------------------------------------------------------------------------------- what the planner asks for next
 
     def _remember(self, one: Personalizer) -> None:
-        self._remember_model(one)
+        keep_shape(one.reference)
         if self._served is None:
-            self._remember_machine(one)
-
-    def _remember_model(self, one: Personalizer) -> None:
-        if recall_model(one.reference) is None:
-            with suppress(OSError, SebpEdgeError):
-                remember_model(one.reference, read_shape(one.reference), local_tokenizer(one.reference))
-
-    def _remember_machine(self, one: Personalizer) -> None:
-        """Keeps what this process found of the device, while no model is loaded."""
-        memory = memory_of(one.device)
-        target = target_of(one.device, memory.planned_overhead(loaded=0))
-        names = [str(one.device), *(["default"] if one.device == devices.pick_device() else [])]
-        with suppress(OSError):
-            remember_machine(dict.fromkeys(names, target), memory.uuid)
+            keep_device(one.device)
 
     # ---------------------------------------------------------------------------------------------------------- models
 

@@ -6,6 +6,7 @@ our norms, MLPs and attention replace the model family's.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.engine.models.architecture import blocks_of, is_linear, is_norm
-from sebp_edge.engine.models.loading import model_from_config
+from sebp_edge.engine.models.known_models import recall_model, remember_model
+from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
 from sebp_edge.engine.models.model_shape import shape_of
 from sebp_edge.engine.models.shape import BlockKind, DecoderShape
 from sebp_edge.engine.models.small_copy import small_copy
@@ -24,6 +26,7 @@ from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.row_plan import RowPlan
+from sebp_edge.errors import SebpEdgeError
 from sebp_edge.ops import Scores
 from sebp_edge.values.model_reference import ModelReference
 
@@ -42,6 +45,13 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     known = [kind if names == _names(block) else None for block, (names, kind) in zip(blocks, kinds, strict=True)]
     pairs = zip(shape.blocks, known, strict=True)
     return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
+
+
+def keep_shape(reference: ModelReference) -> None:
+    """Keeps what processes without torch ask of a model, if it can be read and that can be written."""
+    if recall_model(reference) is None:
+        with suppress(OSError, SebpEdgeError):
+            remember_model(reference, read_shape(reference), local_tokenizer(reference))
 
 
 def _names(block: nn.Module) -> list[str]:

@@ -1,12 +1,15 @@
-"""Describes a device of this machine to plan for; measures its speed."""
+"""Describes a device of this machine to plan for; measures its speed, and keeps both for processes without torch."""
 
 import math
+from contextlib import suppress
 
 import torch
 
+from sebp_edge.engine.memory.known_machine import remember_machine
 from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.machine import devices
+from sebp_edge.machine.process import memory_of
 from sebp_edge.ops.backend import has_triton
 
 
@@ -26,3 +29,12 @@ def target_of(device: torch.device, context: int) -> Target:
         context=context,
         host=devices.free_memory(torch.device("cpu")) if on_gpu else math.inf,
     )
+
+
+def keep_device(device: torch.device) -> None:
+    """Keeps what processes without torch ask of a device, if that can be written; call it while no model is loaded."""
+    memory = memory_of(device)
+    target = target_of(device, memory.planned_overhead(loaded=0))
+    names = [str(device), *(["default"] if device == devices.pick_device() else [])]
+    with suppress(OSError):
+        remember_machine(dict.fromkeys(names, target), memory.uuid)
