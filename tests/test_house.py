@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_045
+MAX_LINES = 52_046
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 3_014,
+    "cli": 3_015,
     "engine": 9,
     "engine.memory": 1_677,
     "engine.models": 4_733,

@@ -137,6 +137,7 @@ def recipes(chosen: Recipes = None, as_json: Json = False) -> None:
         elif chosen:
             for recipe in found:
                 values = asdict(recipe.with_defaults())
+                values["learning_rate"] = " below 200 million parameters, then ".join(map(str, recipe.learning_rates))
                 values = {values.pop("name"): values.pop("description")} | values
                 print_table(["", ""], [[key, str(value)] for key, value in values.items() if value is not None])
         else:
