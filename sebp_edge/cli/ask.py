@@ -185,12 +185,11 @@ def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = F
 
 
 def _show_around(answer: Answer) -> None:
-    """Shows the passage around a quotation, which is the right one more often than its best sentence."""
+    """Shows the passage around a quotation: it holds the answer more often than its best sentence does."""
     passage, quotation = map(printable_lines, (answer.sources[0].text, answer.sentence))
     if quotation != passage.strip():
         around = Text(passage, style="dim")
-        begin = passage.find(quotation)
-        around.stylize("not dim", max(0, begin), max(0, begin) + len(quotation))
+        around.highlight_words([quotation], "not dim")
         out.print(Padding(around, (1, 0, 0, 4), expand=False))
 
 

@@ -10,7 +10,7 @@ from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.ask.wording import prompt_for, shown
 from sebp_edge.engine.models.completion import Completion, complete_text
-from sebp_edge.engine.models.generation import Generation, continue_prompt, generate_text
+from sebp_edge.engine.models.generation import Generation, generate_text
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import BaseModelMismatch, TextsError
@@ -45,7 +45,7 @@ def generate(
         else:
             encoded = encode_prompt(prompt, base.tokenizer, chat=rendered_as == "chat")
         options = {"decoder": decoder, "on_text": on_text, "check": call.check}
-        return continue_prompt(base.model, base.tokenizer, encoded.input_ids, encoded.end_ids, sampling, **options)
+        return generate_text(base.model, base.tokenizer, encoded.input_ids, encoded.end_ids, sampling, **options)
 
 
 def complete(
@@ -104,7 +104,8 @@ def ask(
         with call.generating(reader, once=reader is not choice) as (base, decoder, _):
             prompt, passages = _prompt(question, quotation.sources, before[-1:], base, sampling.max_new_tokens)
             options = {"decoder": decoder, "check": call.check}
-            reply = generate_text(base.model, base.tokenizer, prompt.input_ids, prompt.end_ids, sampling, **options)
+            ids = (prompt.input_ids, prompt.end_ids)
+            reply = generate_text(base.model, base.tokenizer, *ids, sampling, **options).text
     except BaseModelMismatch:
         if reader is choice:
             raise

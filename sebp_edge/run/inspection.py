@@ -21,6 +21,7 @@ from sebp_edge.engine.models.hub_cache import has_own_tokenizer
 from sebp_edge.errors import MachineError, ModelError, TextsError
 from sebp_edge.events import Sink
 from sebp_edge.lessons.conversations import is_of_people
+from sebp_edge.recipe import check_seed
 from sebp_edge.run.call import Call
 from sebp_edge.run.conditions import Conditions, NotKnown
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
@@ -264,7 +265,7 @@ def inspect_without_torch(
         return None
     with JobSink(on_event) as job:
         job.begin(phases_of_inspection())
-        call = Call(reference, target.on_gpu, recipe, seed, AdapterStore(), me, budget, job, StopSignal())
+        call = Call(reference, target.on_gpu, recipe, check_seed(seed), AdapterStore(), me, budget, job, StopSignal())
         found = Inspection.of(Preparation.under(call, texts, name), conditions)
         job.finish()
     return found

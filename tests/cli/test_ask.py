@@ -17,6 +17,7 @@ from export_sources import add_reader, make_adapter
 from terminals import draw_on_terminal
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.engine.models.generation import Generation
 from sebp_edge.errors import BaseModelMismatch, TextsError
 from sebp_edge.recipe import READER
 
@@ -64,7 +65,7 @@ def replies(monkeypatch):
     def reply(model, tokenizer, input_ids, *_, **options):
         assert options.get("on_text") is None
         prompts.append(tokenizer.decode(input_ids))
-        return says[0]
+        return Generation(says[0], len(input_ids), new_tokens=4, finish="stop")
 
     monkeypatch.setattr("sebp_edge.run.generating.generate_text", reply)
     return says, prompts

@@ -19,7 +19,7 @@ from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.engine.memory.known_machine import recall_machine, remember_machine
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.memory.target import Target
-from sebp_edge.engine.memory.this_machine import target_of
+from sebp_edge.engine.memory.this_machine import keep_device, target_of
 from sebp_edge.engine.models.catalog import CATALOG, resolve, resolve_config
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.engine.models.hub_cache import cache_of_the_hub
@@ -162,6 +162,15 @@ def test_what_was_remembered_of_other_versions_or_files_is_not_used(own_home, mo
     (kept,) = own_home.rglob("machine.json")
     kept.write_text(kept.read_text().replace(version("torch"), "0.0"))
     assert recall_machine("cpu")[0].rate is None
+
+
+def test_a_seed_that_is_none_is_refused_on_a_known_machine_too(own_home, notes_folder):
+    refused = []
+    for _ in range(2):
+        refused.append(run("inspect", notes_folder, "--seed", -1, "--device", "cpu"))
+        keep_device(CPU)
+    assert [each.exit_code for each in refused] == [refused[0].exit_code] * 2 and refused[0].exit_code != 0
+    assert refused[0].stderr == refused[1].stderr != ""
 
 
 def test_a_busy_moment_does_not_make_a_device_slow(own_home):

@@ -11,6 +11,7 @@ from served import wait_until
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.generation import Generation
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.events import silent
 from sebp_edge.serve.tasks import Tasks
@@ -68,7 +69,8 @@ def test_a_quotation_takes_no_model_and_the_reader_of_one_reads(worker, model_fo
     worker._answer(give("ask", **asked))
     assert told[-1]["result"]["quoted"] and worker._served is None
     add_reader(AdapterStore(tmp_path), model_folder)
-    monkeypatch.setattr("sebp_edge.run.generating.generate_text", lambda *_, **options: "in the meter box")
+    said = Generation("in the meter box", prompt_tokens=9, new_tokens=4, finish="stop")
+    monkeypatch.setattr("sebp_edge.run.generating.generate_text", lambda *_, **options: said)
     worker._answer(give("ask", **asked))
     *_, chunk, answer = told
     assert chunk["text"] == answer["result"]["text"] == "in the meter box" and not answer["result"]["quoted"]

@@ -26,12 +26,7 @@ class Generation:
     finish: Literal["stop", "length"]
 
 
-def generate_text(*prompt, **options) -> str:
-    """Continues a prompt; returns the new text. See `continue_prompt`."""
-    return continue_prompt(*prompt, **options).text
-
-
-def continue_prompt(
+def generate_text(
     model: PreTrainedModel,
     tokenizer,
     input_ids: list[int],

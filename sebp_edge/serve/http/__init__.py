@@ -5,7 +5,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
     apps  <-- HTTP -->  door  <-- lines of JSON -->  supervisor
 
 door            listens, lets in who has the token, and ends with the supervisor
-openai_api      answers requests of OpenAI's protocol; openai_form says them in ours
+openai_api      answers requests of OpenAI's protocol; openai_form translates them
 rpc             the protocol's own methods, and events for several apps
-streaming       bodies, JSON, streams of events, apps that are gone
+streaming       bodies, JSON, streams of events, apps that disconnect
 """

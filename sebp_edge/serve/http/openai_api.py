@@ -18,7 +18,7 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class OpenAi:
-    """Answers requests with a client's server.
+    """Answers requests through a client of the server.
 
     Args:
         model: the base model.

@@ -1,4 +1,4 @@
-"""Says requests of OpenAI's protocol in ours, and our results and errors in its form."""
+"""Translates requests of OpenAI's protocol into this server's, and results and errors back."""
 
 import secrets
 import time
@@ -11,9 +11,9 @@ from sebp_edge.serve.messages import Refusal
 
 # The model without an adapter, and the end of the name of one that answers from the allowed folders.
 BASE, ASK = "base", ":ask"
-# An answer has so many tokens at most, unless the request says; -1 says nothing, either.
+# The most new tokens if the request has no limit; -1 is none.
 MAX_CHAT, MAX_COMPLETION = 1024, 16
-# What is not offered and would change the answer, with the value that changes nothing; false ones never do.
+# Parameters that are not supported and would change the answer, with the value that changes nothing; nor do empty ones.
 _NOT_OFFERED = {"n": 1, "best_of": 1, "response_format": {"type": "text"}, "modalities": ["text"]} | dict.fromkeys(
     (
         *("tools", "functions", "logprobs", "top_logprobs", "logit_bias", "frequency_penalty", "presence_penalty"),

@@ -14,7 +14,7 @@ from sebp_edge.serve.methods import WORKER
 
 
 class Rpc:
-    """Answers requests with a client's server, and tells all apps the events of the jobs that they follow."""
+    """Answers requests through a client of the server, and sends each app the events of the jobs that it follows."""
 
     def __init__(self, client: Client):
         self._client = client

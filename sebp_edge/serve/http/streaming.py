@@ -1,4 +1,4 @@
-"""Bodies of bounded size, JSON, streams of events, and apps that are gone."""
+"""Reads bodies of bounded size, writes JSON and streams of events, and notices apps that disconnect."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def to_json(values: dict, status: int = 200) -> Response:
 
 
 class EventStream(StreamingResponse):
-    """Messages as server-sent events. Whoever makes them ends with the app.
+    """Messages as server-sent events. Closes the iterator of messages when the app disconnects.
 
     Args:
         failed: makes the last message of an error.
@@ -66,7 +66,11 @@ class EventStream(StreamingResponse):
 
 
 async def unless_gone(request: Request, answer: Awaitable):
-    """Returns what is awaited, or cancels it once the app is gone, and raises a Refusal that nobody reads."""
+    """Returns the awaited result.
+
+    Raises:
+        Refusal: the app has disconnected; the answer is cancelled.
+    """
 
     async def wait_until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
