@@ -60,7 +60,14 @@ def find(rows: list[Row], **cells) -> Row | None:
     return next((row for row in rows if all(row[name] == value for name, value in cells.items())), None)
 
 
-FUNCTIONS = {"ms": ms, "between": between, "mean": mean, "loads": json.loads, "split": re.split}
+def told(rows: list[Row], least: float) -> str:
+    """The shares of questions that are told a right reply, and a wrong one, if replies as likely as this are told."""
+    replies = [row for row in rows if row.found == "True" and row.stands == "True" and row.probability >= least]
+    right = sum(row.right == "True" for row in replies)
+    return " / ".join(f"{100 * number / len(rows):.0f}" for number in (right, len(replies) - right))
+
+
+FUNCTIONS = {"told": told, "ms": ms, "between": between, "mean": mean, "loads": json.loads, "split": re.split}
 
 
 @cache

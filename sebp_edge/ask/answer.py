@@ -16,6 +16,9 @@ NUM_PASSAGES = 1
 # Below it, nothing was found (see `Hit`). The middle of the range in which at most 10 % of the development people's
 # questions that their notes answer are refused, and at least 80 % of others, with 20 to 1,000 notes.
 MIN_STRENGTH = 1.2
+# A reply is told if the model has it likelier than all others together. Below it, most are wrong
+# (kernels/bench/how-the-recipes-were-chosen.md).
+MIN_PROBABILITY = 0.5
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,8 @@ class Answer:
     Attributes:
         text: the reply or the quotation; "Not in your notes." if nothing was found.
         found: whether the documents have passages that the question is about.
-        quoted: whether `text` is a sentence of the first source, since no model read it, or its reply did not stand
-            there.
+        quoted: whether `text` is a sentence of the first source, since no model read it, was not sure of its reply, or
+            its reply did not stand there.
         sources: the best passages, first the one with the answer: document, headings, line, text.
         sentence: the one of the first source that is quoted, or has most words of the reply, as it stands there.
         line: on which that sentence begins in its document.
@@ -65,7 +68,7 @@ def quoted(question: str, hits: list[Hit], num_passages: int) -> Answer:
         return Answer(NOT_FOUND, found=False)
     if asks_for_several(question) and len(several := in_order(question, hits)) > 1:
         return _listed(question, tuple(hit.passage for hit in several))
-    return checked("", question, tuple(hit.passage for hit in hits[:num_passages]))
+    return checked("", 0.0, question, tuple(hit.passage for hit in hits[:num_passages]))
 
 
 def _listed(question: str, passages: tuple[Passage, ...]) -> Answer:
@@ -75,9 +78,13 @@ def _listed(question: str, passages: tuple[Passage, ...]) -> Answer:
     return Answer("\n".join(lines), True, True, passages, sentences[0], line, sentences)
 
 
-def checked(reply: str, question: str, passages: tuple[Passage, ...]) -> Answer:
-    """Returns a reply as the answer if it stands in a passage, else the best sentence of the first one."""
-    reply = reply.strip()
+def checked(reply: str, probability: float, question: str, passages: tuple[Passage, ...]) -> Answer:
+    """Returns a reply as the answer if it is likely and stands in a passage, else the best sentence of the first one.
+
+    Args:
+        probability: that the model gives to the reply, rather than to any other.
+    """
+    reply = reply.strip() if probability >= MIN_PROBABILITY else ""
     source = next((each for each in passages if reply and stands_in(reply, question, each.shown)), None)
     is_quoted, first = source is None, source or passages[0]
     sentence = best_sentence(question, first) if is_quoted else closest(sentences_of(first), reply, question)

@@ -105,12 +105,12 @@ def ask(
             prompt, passages = _prompt(question, quotation.sources, before[-1:], base, sampling.max_new_tokens)
             options = {"decoder": decoder, "check": call.check}
             ids = (prompt.input_ids, prompt.end_ids)
-            reply = generate_text(base.model, base.tokenizer, *ids, sampling, **options).text
+            reply = generate_text(base.model, base.tokenizer, *ids, sampling, **options)
     except BaseModelMismatch:
         if reader is choice:
             raise
         return quotation  # the reader is of other weights with this name
-    answer = checked(reply, question, passages)
+    answer = checked(reply.text, reply.probability, question, passages)
     if on_text is not None and not answer.quoted:
         on_text(answer.text)
     return answer

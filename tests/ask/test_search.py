@@ -246,9 +246,10 @@ def test_a_reply_stands_in_a_text_in_any_form_of_its_value(reply, text, right):
 
 def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
     passages = tuple(passages_of(Document("a.md", "We drive on Friday. The cabin is number 12. Bring wood.", "a.md")))
-    answer = checked("Number 99", "Which cabin?", passages)
+    answer = checked("Number 99", 0.9, "Which cabin?", passages)
     assert answer.quoted and answer.text == "The cabin is number 12." and answer.sources == passages
-    assert not checked("12", "Which cabin?", passages).quoted
+    assert not checked("12", 0.5, "Which cabin?", passages).quoted
+    assert checked("12", 0.49, "Which cabin?", passages) == checked("", 0.0, "Which cabin?", passages)
 
 
 @pytest.mark.parametrize(

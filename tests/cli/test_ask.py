@@ -59,13 +59,13 @@ def reader(micro, tmp_path):
 
 @pytest.fixture
 def replies(monkeypatch):
-    """What the model replies, and which prompts it has had."""
-    says, prompts = ["in the meter box"], []
+    """What the model replies with which probability, and which prompts it has had."""
+    says, prompts = ["in the meter box", 0.9], []
 
     def reply(model, tokenizer, input_ids, *_, **options):
         assert options.get("on_text") is None
         prompts.append(tokenizer.decode(input_ids))
-        return Generation(says[0], len(input_ids), new_tokens=4, finish="stop")
+        return Generation(says[0], len(input_ids), new_tokens=4, finish="stop", probability=says[1])
 
     monkeypatch.setattr("sebp_edge.run.generating.generate_text", reply)
     return says, prompts
@@ -86,14 +86,14 @@ def test_the_reader_of_the_model_reads_by_default_and_its_reply_is_told_once_it_
     personalizer, told = Personalizer(micro, device="cpu", store=reader), []
     answer = personalizer.ask(QUESTION, folder, on_text=told.append)
     assert (answer.text, answer.quoted, answer.sentence, answer.line) == (says[0], False, SENTENCE, 3)
-    assert told == says and SENTENCE in prompts[0]
+    assert told == says[:1] and SENTENCE in prompts[0]
     used = personalizer.in_use.adaptation
     assert personalizer.in_use.adapter_folder == reader.adapter(READER).open().path
-    says[0] = "in the letter box"
-    answer = personalizer.ask(QUESTION, folder, on_text=told.append)
-    assert (answer.text, answer.quoted) == (SENTENCE, True)
+    for says[:] in (["in the letter box", 0.9], ["in the meter box", 0.4]):
+        answer = personalizer.ask(QUESTION, folder, on_text=told.append)
+        assert (answer.text, answer.quoted) == (SENTENCE, True)
     assert len(told) == 1 and personalizer.in_use.adaptation is used
-    assert not personalizer.ask("What horsepower has my tractor?", folder).found and len(prompts) == 2
+    assert not personalizer.ask("What horsepower has my tractor?", folder).found and len(prompts) == 3
 
 
 def test_the_reader_is_in_use_for_questions_only(folder, micro, reader, replies, tmp_path):

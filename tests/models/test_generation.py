@@ -1,5 +1,6 @@
 """Text generation: repeatable with a seed, streamed, within the model's context, and by our options only."""
 
+import copy
 import json
 import shutil
 import threading
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 from sebp_edge import Personalizer
+from sebp_edge.engine.models.decoding import Decoder
+from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import Interrupted, ModelError, OptionError, TextsError
 from sebp_edge.events import silent
 
@@ -38,6 +42,34 @@ def test_temperature_zero_takes_the_most_likely_token_for_any_seed(writer):
 
 def test_top_k_of_one_takes_the_most_likely_token(writer):
     assert write(writer, top_k=1) == write(writer, temperature=0) != write(writer, top_k=300)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "seed": 1}, {"repetition_penalty": 1.3}])
+def test_the_probability_of_a_text_is_that_of_its_tokens_one_after_another(writer, model, options):
+    tokenizer, drawn = writer.in_use.load(silent).tokenizer, []
+    prompt = tokenizer("the ferry").input_ids
+    sampling = Sampling(**({"max_new_tokens": 5, "temperature": 0} | options))
+    found = generate_text(model, tokenizer, prompt, [], sampling, decoder=Seen(model, drawn))
+    ids = torch.tensor([prompt + drawn])
+    with torch.no_grad():
+        logits = copy.deepcopy(model).double()(ids).logits
+    logarithms = logits[0, len(prompt) - 1 : -1].log_softmax(dim=1)
+    expected = logarithms.gather(1, torch.tensor(drawn)[:, None]).sum().exp()
+    assert found.new_tokens == len(drawn) == 5
+    assert found.probability == pytest.approx(float(expected), rel=1e-4)
+
+
+class Seen(Decoder):
+    """A decoder that also says which tokens it chose."""
+
+    def __init__(self, model, drawn):
+        super().__init__(model)
+        self._drawn = drawn
+
+    def decode(self, *arguments, **options):
+        (tokens,) = super().decode(*arguments, **options)
+        self._drawn += tokens
+        return [tokens]
 
 
 def test_a_repetition_penalty_reduces_repetition(writer):

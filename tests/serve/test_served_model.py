@@ -69,7 +69,7 @@ def test_a_quotation_takes_no_model_and_the_reader_of_one_reads(worker, model_fo
     worker._answer(give("ask", **asked))
     assert told[-1]["result"]["quoted"] and worker._served is None
     add_reader(AdapterStore(tmp_path), model_folder)
-    said = Generation("in the meter box", prompt_tokens=9, new_tokens=4, finish="stop")
+    said = Generation("in the meter box", prompt_tokens=9, new_tokens=4, finish="stop", probability=0.9)
     monkeypatch.setattr("sebp_edge.run.generating.generate_text", lambda *_, **options: said)
     worker._answer(give("ask", **asked))
     *_, chunk, answer = told

@@ -1,42 +1,34 @@
-"""Measures how well a model answers from notes that a search finds: the base model, a voice adapter, and a reader.
+"""Measures how well a model answers from notes that a search finds: the base model and a reader.
 
-    python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base voice reader] [--people 0 1 2] [--seeds 0]
-                                [--authors FOLDER] [--device cpu] [--processes 7] [--record [FILE]]
+    python kernels/bench/quality/reading.py [--model FOLDER...] [--arms base reader] [--people 0 1 2] [--seeds 0]
+                                [--device cpu] [--processes 7] [--record [FILE]]
 
 The notes and questions are those of invented people who are for testing only (know_people.py): 60 notes and 120
-questions each. A reader is trained with the recipe `ask` and never sees them; a voice adapter is trained on them with
-the recipe `notes`. A row is an adapter asked about one person's notes; shares are of right replies.
+questions each. A reader is trained with the recipe `ask` and never sees them. A row is a model asked about one person's
+notes; shares are of right replies.
 
 found      below the passage that the search finds
 keywords   the same, asked in keywords
 right      below the passage with an answer
 alone      without a passage
-answered   what `ask` says: the reply, the sentence that it quotes instead, or that it is not there
-unanswerable   questions about another person's notes that `ask` refuses
 general    the quiz's general questions
-
-With --authors, the folder of fetch_authors.py, there is also a row for each collection of outside.py, which a voice
-adapter is not asked about: of its questions, which are told a right or a wrong reply, shown a sentence that holds the
-answer or not, and refused; of those without an answer, which are told a reply, and which are refused.
 """
 
 import sys
 import tempfile
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 import side_by_side
-from quality import know_people, outside, quizzes
+from quality import know_people, quizzes
 from quality.quizzes import Question
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.ask import general_texts, make_quiz, practice
-from sebp_edge.ask.answer import NUM_PASSAGES, checked, is_found, quoted
+from sebp_edge.ask.answer import NUM_PASSAGES
 from sebp_edge.ask.index import Index
 from sebp_edge.ask.passages import passages_of
 from sebp_edge.ask.terms import is_small
@@ -48,7 +40,6 @@ from sebp_edge.values.documents import Document
 SOURCES = (
     *evidence.OPS,
     "sebp_edge",
-    "recipes/notes.toml",
     "recipes/ask.toml",
     *practice.PRACTICE.glob("*.toml"),
     *practice.QUIZ.glob("*.toml"),
@@ -56,47 +47,38 @@ SOURCES = (
     know_people.TEST,
     know_people.__file__,
     quizzes.__file__,
-    *outside.QUESTIONS.glob("*.toml"),
-    outside.__file__,
     __file__,
 )
-RECIPES = {"base": None, "voice": "notes", "reader": "ask"}
+ARMS = ("base", "reader")
 NUM_NOTES = 60
-OUTCOMES = (
-    *("told_right", "told_wrong", "shown_right", "shown_wrong", "refused"),
-    *("unanswerable_told_wrong", "unanswerable_shown_wrong", "unanswerable_refused"),
-)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One adapter, or the base model, that is asked about the notes of some people."""
+    """A reader, or the base model, that is asked about the notes of some people."""
 
     model: str
     arm: str
     seed: int
     people: tuple[int, ...]
     device: str | None
-    authors: Path | None = None
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = evidence.parser(__doc__)
     parser.add_argument("--model", nargs="+", default=["tiny"])
-    parser.add_argument("--arms", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--people", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--authors", type=Path, help="folder with the public notes of fetch_authors.py")
     parser.add_argument("--device")
     parser.add_argument("--processes", type=int, default=1, help="adapters that are trained at once")
     options = parser.parse_args(arguments)
     people = tuple(options.people)
     jobs = [
-        Job(model, arm, seed, group, options.device, None if arm == "voice" else options.authors)
+        Job(model, arm, seed, people, options.device)
         for model in options.model
         for seed in options.seeds
         for arm in options.arms
-        for group in ([(person,) for person in people] if arm == "voice" else [people])
         if arm != "base" or seed == options.seeds[0]
     ]
     rows = []
@@ -111,14 +93,12 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(job: Job) -> list[dict]:
     """The figures of one adapter, a row for each person."""
     with tempfile.TemporaryDirectory() as store:
-        recipe = RECIPES[job.arm]
         personalizer = Personalizer(
-            job.model, recipe=recipe or "notes", seed=job.seed, device=job.device, store=AdapterStore(store)
+            job.model, recipe="ask", seed=job.seed, device=job.device, store=AdapterStore(store)
         )
         trained = {}
-        if recipe is not None:
-            texts = [*of_person(job.people[0])[0].values()] if job.arm == "voice" else None
-            result = personalizer.adapt(texts, activate_anyway=True)
+        if job.arm == "reader":
+            result = personalizer.adapt(activate_anyway=True)
             trained = {
                 "verdict": result.verdict,
                 "examples": result.examples,
@@ -129,12 +109,7 @@ def measure(job: Job) -> list[dict]:
             trained |= {f"quiz_{name}": value for name, value in vars(result.quiz).items()} if result.quiz else {}
         replies = Replies(personalizer)
         row = {"model": Path(job.model).name, "arm": job.arm, "seed": job.seed}
-        found = [row | {"person": person} | ask_about(person, replies) | trained for person in job.people]
-        for name, kept in product(outside.NAMES if job.authors else (), (False, True)):
-            collection = outside.collection(job.authors, name, kept=kept)
-            about = {"person": f"{name}{', kept' * kept}"}
-            found.append(row | about | ask_from_outside(collection, replies) | trained)
-        return found
+        return [row | {"person": person} | ask_about(person, replies) | trained for person in job.people]
 
 
 class Replies:
@@ -170,10 +145,7 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
     index, questions = Index(documents.values()), [each.question for each in asked]
     hits = [index.search(question, NUM_PASSAGES) for question in questions]
     passages = [shown(hit.passage for hit in each) for each in hits]
-    found = replies.to(questions, passages)
-    answers = [answer_of(*each) for each in zip(questions, hits, found, strict=True)]
     right = [shown(right_passages(passages_of(documents[each.document]), each)) for each in asked]
-    foreign = [each.question for each in of_person(person + 1)[1] if each.document not in notes]
     general = list(general_texts.general_questions())
     of_world = replies.to([question for question, _ in general], [None] * len(general))
     return {
@@ -182,49 +154,19 @@ def ask_about(person: int, replies: Replies) -> dict[str, float]:
             any(quizzes.stands_in(a, shown(h.passage for h in hit)) for a in each.answers)
             for hit, each in zip(hits, asked, strict=True)
         ),
-        "found": right_share(found, asked),
+        "found": right_share(replies.to(questions, passages), asked),
         "keywords": right_share(replies.to([*map(in_keywords, questions)], passages), asked),
         "right": right_share(replies.to(questions, right), asked),
         "alone": right_share(replies.to(questions, [None] * len(asked)), asked),
-        "answered": right_share(answers, asked),
-        "refused": share(not is_found(each) for each in hits),
-        "unanswerable": share(not is_found(index.search(question, NUM_PASSAGES)) for question in foreign),
         "general": share(
             quizzes.is_right(reply, answers) for reply, (_, answers) in zip(of_world, general, strict=True)
         ),
     }
 
 
-def ask_from_outside(collection: outside.Collection, replies: Replies) -> dict[str, int]:
-    """How many of a collection's questions get which kind of answer."""
-    index, questions = Index(collection.documents), [each.question for each in collection.asked]
-    hits = [index.search(question, NUM_PASSAGES) for question in questions]
-    found = replies.to(questions, [shown(hit.passage for hit in each) for each in hits])
-    kinds = Counter()
-    for asked, hit, reply in zip(collection.asked, hits, found, strict=True):
-        answer = quoted(asked.question, hit, NUM_PASSAGES)
-        if not answer.is_final:
-            answer = checked(reply.partition("\n")[0], asked.question, answer.sources)
-        is_right = bool(asked.accepted and asked.accepted.search(answer.text))
-        kind = (
-            "refused" if not answer.found else f"{'shown' if answer.quoted else 'told'}_{'right' * is_right or 'wrong'}"
-        )
-        kinds[kind if asked.right else f"unanswerable_{kind}"] += 1
-    return {"questions": sum(bool(asked.right) for asked in collection.asked)} | {
-        kind: kinds[kind] for kind in OUTCOMES
-    }
-
-
 def in_keywords(question: str) -> str:
     """A question without its small words and its question mark, as people search."""
     return " ".join(word for word in question.rstrip("?").split() if not is_small(word.casefold()))
-
-
-def answer_of(question: str, hits, reply: str) -> str:
-    """What `ask` says; nothing if it refuses."""
-    if not is_found(hits):
-        return ""
-    return checked(reply.partition("\n")[0], question, tuple(hit.passage for hit in hits)).text
 
 
 def right_passages(passages, asked: Question):

@@ -1,13 +1,15 @@
 """Generates text from a prompt's tokens, and streams it: whole characters only, up to a stop string."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from sebp_edge.engine.models.decoding import Decoder
-from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge.engine.models.sampling import Sampler, Sampling
 from sebp_edge.errors import Interrupted
 
 
@@ -18,12 +20,14 @@ class Generation:
     Attributes:
         new_tokens: how many tokens were generated, without one that ended the text.
         finish: whether the model or a stop string ended the text, or the limit of new tokens or the context did.
+        probability: of the whole text after the prompt, its end included, as the model has it.
     """
 
     text: str
     prompt_tokens: int
     new_tokens: int
     finish: Literal["stop", "length"]
+    probability: float
 
 
 def generate_text(
@@ -51,10 +55,15 @@ def generate_text(
         Interrupted: `check` or Ctrl-C raised a KeyboardInterrupt; its `text` is the text so far.
     """
     text_stream = TextStream(tokenizer, sampling.stop, on_text or (lambda text: None))
-    decoder = decoder or Decoder(model)
+    decoder, weighed = decoder or Decoder(model), _Weighed(Sampler(sampling, model.device))
     try:
         (tokens,) = decoder.decode(
-            [input_ids], end_ids, sampling, on_token=lambda number, token: text_stream.add(token), check=check
+            [input_ids],
+            end_ids,
+            sampling,
+            choose=weighed,
+            on_token=lambda number, token: text_stream.add(token),
+            check=check,
         )
     except KeyboardInterrupt as stop:
         text_stream.end()
@@ -62,7 +71,28 @@ def generate_text(
     text_stream.end()
     is_full = len(tokens) == min(sampling.max_new_tokens, decoder.room_after(input_ids))
     finish = "length" if is_full and not text_stream.is_stopped else "stop"
-    return Generation(text_stream.text, len(input_ids), len(tokens), finish)
+    return Generation(text_stream.text, len(input_ids), len(tokens), finish, weighed.probability)
+
+
+class _Weighed:
+    """Chooses tokens with a sampler, and adds up the logarithms of their probabilities."""
+
+    def __init__(self, sampler: Sampler):
+        self._sampler, self._logarithm = sampler, 0.0
+
+    def __call__(self, tokens: list[int], logits_1V: Tensor) -> int:
+        if self._sampler.is_random:
+            token = self._sampler(tokens, logits_1V)
+        else:
+            (token,) = self._sampler.likeliest([tokens], logits_1V)
+        # Not read here, so that no GPU is waited for.
+        self._logarithm += logits_1V[0, token] - logits_1V[0].logsumexp(dim=0)
+        return token
+
+    @property
+    def probability(self) -> float:
+        """The probability of all tokens that were chosen."""
+        return math.exp(self._logarithm)
 
 
 def answer_all(
