@@ -55,16 +55,16 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_046
+MAX_LINES = 52_083
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
-    "ask": 1_297,
+    "ask": 1_304,
     "basics": 884,
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
     "engine.memory": 1_677,
-    "engine.models": 4_728,
+    "engine.models": 4_758,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,

@@ -2,16 +2,16 @@
 
 import csv
 import random
-import re
 
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import NO_EFFECT, NOTES, RECIPE, make_note, make_quick, save_model, write_general
 
 import evidence
-from quality import know_people, outside, quiz_power, quizzes, reader_settings, reading
+from quality import certainty, know_people, quiz_power, quizzes, reader_settings, reading
 from quality.quizzes import first_sentence, is_right, stands_in
 from sebp_edge.ask import practice
+from sebp_edge.ask.index import Index
 from sebp_edge.values.documents import Document
 
 SEEDS = range(4)
@@ -188,20 +188,19 @@ def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_w
 
 
 def test_every_source_that_is_recorded_exists():
-    assert all((evidence.ROOT / source).exists() for source in reading.SOURCES)
+    assert all((evidence.ROOT / source).exists() for source in certainty.SOURCES)
 
 
 @pytest.mark.slow
 def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
     make_quick(monkeypatch, write_general(tmp_path))
-    monkeypatch.setitem(reading.RECIPES, "reader", NO_EFFECT)
+    monkeypatch.setattr(reading, "READER", NO_EFFECT)
     monkeypatch.setattr(reading, "NUM_NOTES", 3)
     model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
     reading.main(["--people", "1", "--arms", "base", "reader", "--device", "cpu", "--model", str(model)])
     shown = (dict(cell.split(" ", 1) for cell in line.split(", ")) for line in capsys.readouterr().out.splitlines())
-    base, reader = ({name: row[name] for name in ("arm", "person", "found", "answered")} for row in shown)
-    # A random model's replies stand in no passage, so that a sentence of the passage is quoted.
-    assert base == {"arm": "base", "person": "1", "found": "0", "answered": reader["answered"]}
+    base, reader = ({name: row[name] for name in ("arm", "person", "found", "search")} for row in shown)
+    assert base == {"arm": "base", "person": "1", "found": "0", "search": reader["search"]}
     assert reader["arm"] == "reader"
 
 
@@ -241,41 +240,30 @@ def test_the_power_of_the_quiz_is_that_of_its_sign_test():
     assert quiz_power.power(300, 0.1, 0.1) < 0.05 < quiz_power.power(300, 0.2, 0.1)
 
 
-class SaidReplies:
-    """Replies to questions in place of a model."""
-
-    def __init__(self, **said):
-        self._said = said
-
-    def to(self, questions, passages):
-        assert len(questions) == len(passages)
-        return [self._said.get(question.split()[-1].strip("?"), "I do not know.") for question in questions]
-
-
-def test_the_answers_to_questions_from_outside_are_counted_by_kind():
-    notes = {
-        "boat.md": "The boat is teal and lies in the harbour of Inverness.",
-        "cabin.md": "The cabin has the number 12.\nIts stove is older than the house.",
-    }
-    documents = [Document(name, text, name) for name, text in notes.items()]
-    right = {name: frozenset({(name, 1)}) for name in notes}
+@pytest.mark.slow
+def test_a_reply_below_a_found_passage_has_a_probability_and_is_right_or_wrong(monkeypatch, tmp_path):
+    make_quick(monkeypatch, write_general(tmp_path))
+    # Of an untrained model, so that any reply is right.
+    monkeypatch.setattr(certainty, "stands_in", lambda said, question, passage: "teal" in passage)
+    index = Index([Document("boat.md", "The boat is teal and lies in the harbour of Inverness.", "boat.md")])
+    said = []
     asked = [
-        outside.Asked("Which colour is the boat?", "what", right["boat.md"], re.compile("teal", re.IGNORECASE)),
-        outside.Asked("Where is the harbour boat?", "where", right["boat.md"], re.compile("Inverness")),
-        outside.Asked("What number has the cabin?", "numbers", right["cabin.md"], re.compile("12")),
-        outside.Asked("Is there a helicopter?", "what", right["cabin.md"], re.compile("12")),
-        outside.Asked("Who built the cabin?", "who", frozenset(), None),
-        outside.Asked("Who flies the helicopter?", "who", frozenset(), None),
+        certainty.Question(about, is_answerable, text, index.search(text, 1), lambda reply: said.append(reply) or True)
+        for about, is_answerable, text in (
+            ("notes", True, "Which colour is the boat in the harbour?"),
+            ("notes", False, "Who flies the helicopter?"),
+        )
     ]
-    found = reading.ask_from_outside(outside.Collection("notes", documents, asked), SaidReplies(boat="Teal."))
-    assert found == {
-        "questions": 4,
-        "told_right": 1,
-        "told_wrong": 1,
-        "shown_right": 1,
-        "shown_wrong": 0,
-        "refused": 1,
-        "unanswerable_told_wrong": 0,
-        "unanswerable_shown_wrong": 1,
-        "unanswerable_refused": 1,
+    model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
+    found, refused = certainty.read(str(model), asked, "cpu", NO_EFFECT)
+    assert found | {"probability": 0} == {
+        "model": "model",
+        "about": "notes",
+        "answerable": True,
+        "found": True,
+        "probability": 0,
+        "stands": True,
+        "right": True,
     }
+    assert 0 <= found["probability"] < 1 and len(said) == 1
+    assert refused == {"model": "model", "about": "notes", "answerable": False, "found": False}

@@ -16,13 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from quality import outside, quizzes, reading
-from sebp_edge import AdapterStore, Personalizer
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.ask.answer import NUM_PASSAGES, is_found
 from sebp_edge.ask.index import Hit, Index
 from sebp_edge.ask.make_quiz import REPLY_TOKENS
@@ -88,11 +86,10 @@ def is_accepted(accepted: re.Pattern | None, said: str) -> bool:
     return bool(accepted and accepted.search(said))
 
 
-@torch.no_grad()
-def read(model: str, asked: list[Question], device: str | None) -> list[dict]:
+def read(model: str, asked: list[Question], device: str | None, recipe: str | Recipe = reading.READER) -> list[dict]:
     """Returns a row for each question."""
     with tempfile.TemporaryDirectory() as store:
-        personalizer = Personalizer(model, recipe="ask", device=device, store=AdapterStore(store))
+        personalizer = Personalizer(model, recipe=recipe, device=device, store=AdapterStore(store))
         personalizer.adapt(activate_anyway=True)
         base, rows = personalizer.in_use.load(personalizer.on_event), []
         sampling, tokenizer = Sampling(REPLY_TOKENS, temperature=0, stop=("\n",)), base.tokenizer

@@ -50,6 +50,7 @@ SOURCES = (
     __file__,
 )
 ARMS = ("base", "reader")
+READER = "ask"
 NUM_NOTES = 60
 
 
@@ -94,7 +95,7 @@ def measure(job: Job) -> list[dict]:
     """The figures of one adapter, a row for each person."""
     with tempfile.TemporaryDirectory() as store:
         personalizer = Personalizer(
-            job.model, recipe="ask", seed=job.seed, device=job.device, store=AdapterStore(store)
+            job.model, recipe=READER, seed=job.seed, device=job.device, store=AdapterStore(store)
         )
         trained = {}
         if job.arm == "reader":
