@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_083
+MAX_LINES = 52_138
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_304,
@@ -63,8 +63,8 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_677,
-    "engine.models": 4_758,
+    "engine.memory": 1_691,
+    "engine.models": 4_763,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
@@ -72,10 +72,10 @@ MAX_LINES_OF_ROOM = {
     "engine.training": 4_168,
     "export": 1_969,
     "lessons": 2_285,
-    "machine": 1_003,
+    "machine": 1_037,
     "reading": 6_787,
     "research": 1_778,
-    "run": 5_612,
+    "run": 5_614,
     "serve": 3_742,
     "store": 2_788,
     "values": 1_855,

@@ -16,9 +16,10 @@ from learnt import RECIPE
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from sebp_edge import AdapterStore
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import BaseModelMismatch, BusyError, Interrupted, MachineError, OptionError, TextsError
 from sebp_edge.events import AdapterSaved, ModelLoaded, Notice, StepDone, TextsRead, TrainingStarted, silent
+from sebp_edge.machine import devices
 from sebp_edge.research import analyze
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -290,3 +291,25 @@ def test_a_users_text_is_only_in_the_result_and_names_of_documents_in_their_list
         assert found == places.get(hidden, set())
         assert hidden not in emitted
         assert hidden not in logged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_wide_model_is_in_bf16_on_a_cpu_that_multiplies_it_fast(
+    notes_folder, recipe, tokenizer, tmp_path, monkeypatch, method
+):
+    """Plans and results say so, and the losses are those in fp32."""
+    folder, found = tmp_path / "wide", {}
+    make_llama(num_hidden_layers=1, hidden_size=512).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    options = {"recipe": Recipe.load(recipe).replace(method=method), "device": "cpu", "memory_budget": "4GB"}
+    for is_fast in (True, False):
+        monkeypatch.setattr(devices, "multiplies_bf16", lambda is_fast=is_fast: is_fast)
+        one = Personalizer(folder, **options, store=tmp_path / f"store-{is_fast}")
+        result = one.adapt(notes_folder)
+        assert one.in_use.base.model.dtype == (torch.bfloat16 if is_fast else torch.float32)
+        assert one.plan(notes_folder).chosen.dtype == ("bfloat16" if is_fast else "float32")
+        found[is_fast] = result
+    assert found[True].heldout_loss_before == pytest.approx(found[False].heldout_loss_before, rel=1e-2)
+    assert found[True].heldout_loss_after == pytest.approx(found[False].heldout_loss_after, rel=5e-2)
+    assert found[True].peak_memory_bytes > 0

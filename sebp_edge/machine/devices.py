@@ -2,19 +2,27 @@
 
 import ctypes
 import functools
+import json
 import os
+import platform
 import re
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 
+from sebp_edge.basics.files import cache_folder, read_json, write_cache
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import MachineError, OptionError
-from sebp_edge.machine.host import free_host_memory, total_host_memory
+from sebp_edge.machine.host import WIDE, free_host_memory, total_host_memory
+
+_CPU_FILE = "cpu.json"
+# How many times as fast as fp32 a CPU must multiply bf16, since attention stays in fp32 and the rest gains nothing.
+# With AMX or AVX512-BF16 it is 4 to 5 times, without either less than 1.
+MIN_GAIN_OF_BF16 = 2.0
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
@@ -70,15 +78,38 @@ def refuse_several_processes() -> None:
         )
 
 
-def pick_dtype(device: torch.device) -> torch.dtype:
-    """Returns the dtype of the base weights: bf16 if the GPU supports it, else fp32.
+def pick_dtype(device: torch.device, width: int = 0) -> torch.dtype:
+    """Returns the dtype of the base weights: bf16 if the GPU supports it or the CPU multiplies it fast, else fp32.
 
     Never fp16, in which the activations of some models overflow. Trained bf16 weights are rounded stochastically (see
     `adamw_`), since with rounding to nearest they would not change at small learning rates.
+
+    Args:
+        width: the model's hidden size. On a CPU, narrow models are no faster in bf16.
     """
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
+    if device.type == "cpu" and width >= WIDE and multiplies_bf16():
+        return torch.bfloat16
     return torch.float32
+
+
+@functools.cache
+def multiplies_bf16() -> bool:
+    """Whether this CPU multiplies bf16 much faster than fp32.
+
+    Measured once on a machine and kept, so that no busy moment changes the bits of later trainings.
+    """
+    measured_on = [torch.__version__, platform.node(), torch.backends.cpu.get_cpu_capability()]
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        known = read_json(cache_folder() / _CPU_FILE)
+        if known["measured_on"] == measured_on and isinstance(known["bf16"], bool):
+            return known["bf16"]
+    cpu = torch.device("cpu")
+    found = matmul_rate(cpu, torch.bfloat16) >= MIN_GAIN_OF_BF16 * matmul_rate(cpu, torch.float32)
+    with suppress(OSError):
+        write_cache(_CPU_FILE, json.dumps({"measured_on": measured_on, "bf16": found}))
+    return found
 
 
 def lacks_bf16(device: torch.device) -> bool:

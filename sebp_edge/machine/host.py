@@ -19,6 +19,9 @@ _STATUS = Path("/proc/self/status")
 # Bytes that a process uses outside torch's allocator, without stacks, once all that a training needs is loaded: 0.63 to
 # 0.64 GB were measured on an H100, with bitsandbytes 0.67 GB.
 CONTEXT = 680_000_000
+# Hidden size from which a model may be in bf16 on a CPU. In narrower ones ("tiny" has 256, SmolLM2-135M 576), products
+# are too small a part of a step.
+WIDE = 512
 # Bytes of a GPU's stack per thread (see `sebp_edge.machine.stacks`): the driver's default, and the lowered limit.
 USUAL, LOWERED = 1024, 256
 

@@ -51,9 +51,10 @@ class Conditions:
         Raises:
             NotKnown: the model or this machine is not known without torch.
         """
-        model, machine = recall_model(reference), recall_machine(device)
+        model = recall_model(reference)
+        machine = model and recall_machine(device, model.shape.hidden)
         # How much of a GPU a process uses is often known to itself only.
-        if model is None or machine is None or (used and machine[0].on_gpu):
+        if machine is None or (used and machine[0].on_gpu):
             raise NotKnown
         target, free = machine
         return cls(model.shape, model.tokenizer, *absent_gpu(gpu, budget) or (target, limited(budget, free + used)))

@@ -50,7 +50,7 @@ class TrainingPreparation(Preparation):
 
     def refuse_less_memory(self, peak: int) -> None:
         """Raises a MachineError if the budget, or the free memory within it, is less than a training takes."""
-        _, budget = self.call.target_and_budget()
+        budget = self.call.current_budget()
         if self.call.budget is not None and peak > budget.size:
             needed, size = sizes_apart(peak, budget.size)
             raise MachineError(

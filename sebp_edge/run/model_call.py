@@ -60,14 +60,15 @@ class ModelCall(Call):
 
     def conditions(self, absent_gpu: tuple[Target, MemoryBudget] | None = None) -> Conditions:
         """Returns what a training here, or on an absent GPU, is planned for."""
-        where = absent_gpu or self.target_and_budget()
-        return Conditions(read_shape(self.reference), local_tokenizer(self.reference), *where)
+        shape, where = read_shape(self.reference), absent_gpu
+        if where is None:
+            overhead = memory_of(self.device).planned_overhead(self.in_use.loaded_bytes)
+            where = target_of(self.device, overhead, shape.hidden), self.current_budget()
+        return Conditions(shape, local_tokenizer(self.reference), *where)
 
-    def target_and_budget(self) -> tuple[Target, MemoryBudget]:
-        """Returns this machine and its current budget, without the loaded weights, which a plan includes."""
-        memory = memory_of(self.device)
-        budget = limited(self.budget, devices.free_memory(self.device) + memory.used)
-        return target_of(self.device, memory.planned_overhead(self.in_use.loaded_bytes)), budget
+    def current_budget(self) -> MemoryBudget:
+        """Returns what of the budget is free now, without the loaded weights, which a plan includes."""
+        return limited(self.budget, devices.free_memory(self.device) + memory_of(self.device).used)
 
     def load(self, recipe: Recipe | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""

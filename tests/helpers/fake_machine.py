@@ -46,7 +46,7 @@ class FakeMachine:
 
     def computes_in(self, dtype: torch.dtype) -> None:
         """Sets the number format of weights, on every device."""
-        self._monkeypatch.setattr(devices, "pick_dtype", lambda device: dtype)
+        self._monkeypatch.setattr(devices, "pick_dtype", lambda device, width=0: dtype)
 
     def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
         """Sets which optional libraries plans find."""

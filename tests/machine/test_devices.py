@@ -23,6 +23,34 @@ def test_weights_are_bf16_if_the_gpu_supports_it(machine, bf16, expected):
     assert devices.pick_dtype(CPU) is torch.float32
 
 
+@pytest.fixture
+def rates(monkeypatch, own_home):
+    """The FLOP/s of this CPU in fp32 and in bf16, as if measured anew by each process."""
+    rates = {torch.float32: 2e11, torch.bfloat16: 8e11}
+    monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: rates[dtype])
+    devices.multiplies_bf16.cache_clear()
+    yield rates
+    devices.multiplies_bf16.cache_clear()
+
+
+def test_on_a_cpu_that_multiplies_bf16_fast_wide_models_are_in_bf16(rates):
+    assert [devices.pick_dtype(CPU, width) for width in (0, 256, 511, 512, 4096)] == [torch.float32] * 3 + [
+        torch.bfloat16
+    ] * 2
+
+
+def test_what_a_cpu_multiplies_fast_is_measured_once_and_kept(rates, own_home):
+    for slower in (8e11, 1e11):
+        rates[torch.bfloat16] = slower
+        assert devices.pick_dtype(CPU, 512) is torch.bfloat16
+        devices.multiplies_bf16.cache_clear()
+    (kept,) = own_home.rglob("cpu.json")
+    for damaged in ("", "[]", '{"measured_on": 1}', kept.read_text().replace(torch.__version__, "0.0")):
+        kept.write_text(damaged)
+        assert devices.pick_dtype(CPU, 512) is torch.float32
+        devices.multiplies_bf16.cache_clear()
+
+
 def test_4_bits_on_an_unsupported_device_are_refused(two_layer_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", SimpleNamespace(__spec__="installed"))
     with pytest.raises(MachineError, match=r"runs on NVIDIA GPUs and CPUs, not on mps; use 16 bits\.$"):

@@ -34,6 +34,7 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | sizes))
     machine.has_memory(3e9, 8e9)
+    machine.computes_in(torch.float32)
     with pytest.raises(MachineError) as refused:
         Personalizer(folder, device="cpu").generate("the ferry")
     words = str(refused.value)

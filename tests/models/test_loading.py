@@ -190,7 +190,7 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.recipe import Recipe
 
-devices.pick_dtype = lambda device: torch.bfloat16
+devices.pick_dtype = lambda device, width: torch.bfloat16
 
 def load(folder):
     return load_base_model(resolve(Path(folder)), Recipe.load("notes"), torch.device("cpu"))

@@ -56,6 +56,19 @@ def test_attention_by_sequence_is_plain_attention(scores, heads):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("scores", [Scores(), Scores(window=4), Scores(softcap=2.0)])
+def test_attention_in_bf16_on_a_cpu_is_that_of_the_rounded_inputs_in_fp32(scores):
+    heads = (4, 2, 8)
+    wide, rotary, cu_seqlens = random_heads(*heads, torch.bfloat16)
+    dout = torch.randn(len(wide), heads[0], heads[2]).bfloat16()
+    found, expected = (
+        attend_short(each, rotary, cu_seqlens, heads, dout.to(each.dtype), max(LENGTHS), scores)
+        for each in (wide, wide.float())
+    )
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other.bfloat16())
+
+
 def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
     """Outputs, and gradients of the parts of `wide`, which is not changed."""
     parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]

@@ -56,7 +56,7 @@ file, threads, in_4bit, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "T
 torch.set_num_threads(threads)
 cpu, recipe = torch.device("cpu"), Recipe.load("notes").replace(load_in_4bit=in_4bit)
 load_base_model(resolve("tiny"), recipe, cpu)
-devices.pick_dtype = lambda device: getattr(torch, dtype)
+devices.pick_dtype = lambda device, width: getattr(torch, dtype)
 gc.collect()
 devices.release_memory(cpu)
 before, start = gguf_loading.restart_peak(), time.perf_counter()

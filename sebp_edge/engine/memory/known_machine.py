@@ -11,7 +11,7 @@ from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, wri
 from sebp_edge.basics.version import __version__
 from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
-from sebp_edge.machine.host import free_host_memory, nvidia_smi, parse_use
+from sebp_edge.machine.host import WIDE, free_host_memory, nvidia_smi, parse_use
 
 _FILE = "machine.json"
 # Bytes of a process that has imported torch and all that a training needs on the CPU: 0.46 to 0.51 GB were measured.
@@ -31,17 +31,20 @@ class _KnownTarget:
     gpu: str = ""
 
 
-def recall_machine(device: str | None) -> tuple[Target, int] | None:
+def recall_machine(device: str | None, width: int = 0) -> tuple[Target, int] | None:
     """Returns a device to plan for, and the bytes that are free on it now; None if torch must find that out.
 
-    A CPU that torch has not measured yet is known well enough, but for its speed.
+    A CPU that torch has not measured yet is known well enough for a narrow model, but for its speed.
+
+    Args:
+        width: the model's hidden size.
     """
-    known = _read().get(device or "default")
+    known = _read().get(known_name(device or "default", width))
     try:
         known = parse_dataclass(known, _KnownTarget)
     except (ValueError, TypeError):
         is_only_one = device is None and sys.platform != "darwin" and not which("nvidia-smi")
-        if device != "cpu" and not is_only_one:
+        if width >= WIDE or (device != "cpu" and not is_only_one):
             return None
         return Target("cpu", "float32", False, has_bitsandbytes(), None, HOST_CONTEXT), free_host_memory()
     host = free_host_memory()
@@ -52,11 +55,16 @@ def recall_machine(device: str | None) -> tuple[Target, int] | None:
     return None if free is None else (replace(target, host=host), free)
 
 
+def known_name(device: str, width: int) -> str:
+    """Returns the name under which a device is kept for models of a width, which decides the dtype on a CPU."""
+    return f"{device}, wide" if width >= WIDE else device
+
+
 def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
     """Keeps what torch found, and the highest speed of a device, since a busy machine is found to be slow.
 
     Args:
-        targets: the device by its name, and as "default" if it is.
+        targets: the device by its names (see `known_name`), and as "default" if it is.
         gpu: the UUID of the GPU.
 
     Raises:

@@ -17,7 +17,7 @@ from sebp_edge.values.model_reference import ModelReference
 def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.device) -> None:
     """Compares the free memory of `device` with the minimum that a training needs, without activations."""
     shape = shape_of(model_from_config(reference), reference.name)
-    on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device).itemsize
+    on_gpu, itemsize = device.type == "cuda", devices.pick_dtype(device, shape.hidden).itemsize
     setup = TrainingSetup(shape, recipe.with_defaults(), on_gpu, has_kernels=on_gpu, itemsize=itemsize)
     needed = predict_footprint(setup, [Bucket(1, 1, 1, 1)], [], context=0).minimum
     free = devices.free_memory(device)

@@ -5,21 +5,23 @@ from contextlib import suppress
 
 import torch
 
-from sebp_edge.engine.memory.known_machine import remember_machine
+from sebp_edge.engine.memory.known_machine import known_name, remember_machine
 from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.machine import devices
+from sebp_edge.machine.host import WIDE
 from sebp_edge.machine.process import memory_of
 from sebp_edge.ops.backend import has_triton
 
 
-def target_of(device: torch.device, context: int) -> Target:
+def target_of(device: torch.device, context: int, width: int = 0) -> Target:
     """Describes a device of this machine.
 
     Args:
         context: bytes of the process outside torch's allocator.
+        width: the model's hidden size.
     """
-    dtype, on_gpu = devices.pick_dtype(device), device.type == "cuda"
+    dtype, on_gpu = devices.pick_dtype(device, width), device.type == "cuda"
     return Target(
         device=device.type,
         dtype=str(dtype).removeprefix("torch."),
@@ -34,7 +36,11 @@ def target_of(device: torch.device, context: int) -> Target:
 def keep_device(device: torch.device) -> None:
     """Keeps what processes without torch ask of a device, if that can be written; call it while no model is loaded."""
     memory = memory_of(device)
-    target = target_of(device, memory.planned_overhead(loaded=0))
     names = [str(device), *(["default"] if device == devices.pick_device() else [])]
+    targets = {
+        known_name(name, width): target_of(device, memory.planned_overhead(loaded=0), width)
+        for name in names
+        for width in (0, WIDE)
+    }
     with suppress(OSError):
-        remember_machine(dict.fromkeys(names, target), memory.uuid)
+        remember_machine(targets, memory.uuid)

@@ -140,13 +140,14 @@ def load_base_model(
     if recipe.load_in_fp8:
         capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
         refuse_without_fp8(device.type, capability)
-    dtype = devices.pick_dtype(device)
+    config = _config_to_load(reference)
+    dtype = devices.pick_dtype(device, config.get_text_config().hidden_size)
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
     if recipe.load_in_4bit:
         options |= _four_bit_options(device, dtype)
     with without_progress_bars():
         load = _load_gguf if reference.is_gguf else _load_folder
-        model, report, tokenizer, identity, folder = load(reference, options, check)
+        model, report, tokenizer, identity, folder = load(reference, config, options, check)
     if report["missing_keys"]:
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
@@ -164,12 +165,17 @@ def load_base_model(
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 
-def _load_folder(reference: ModelReference, options: dict, check: Check) -> tuple:
-    """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
+def _config_to_load(reference: ModelReference):
+    """Reads the config in the folder or the file that is loaded."""
+    if reference.is_gguf:
+        return _read_decoder_config(reference)
     folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    config = _read_decoder_config(reference, folder)
-    if reference.kind == "hub":
-        folder = hub.model_folder(reference)
+    return _read_decoder_config(reference, folder)
+
+
+def _load_folder(reference: ModelReference, config, options: dict, check: Check) -> tuple:
+    """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
+    folder = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
     with raising_model_error(reference, _NEEDS):
         refuse_special_files(reference.name, folder)
         without_weights = _on_meta(config)
@@ -183,9 +189,8 @@ def _load_folder(reference: ModelReference, options: dict, check: Check) -> tupl
         return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
 
 
-def _load_gguf(reference: ModelReference, options: dict, check: Check) -> tuple:
+def _load_gguf(reference: ModelReference, config, options: dict, check: Check) -> tuple:
     """Like `_load_folder`, from a GGUF file; there is no folder."""
-    config = _read_decoder_config(reference)
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
         file.forget_tokenizer()  # which is read by itself
         without_weights = _on_meta(config)
