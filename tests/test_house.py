@@ -134,7 +134,7 @@ PUBLIC = {
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments
+        ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
         gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
