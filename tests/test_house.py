@@ -55,27 +55,27 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_083
+MAX_LINES = 51_895
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_603,
+    "files at the root": 1_589,
     "ask": 1_304,
     "basics": 884,
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_677,
-    "engine.models": 4_758,
+    "engine.memory": 1_665,
+    "engine.models": 4_639,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
-    "engine.sparse.patches": 2_505,
+    "engine.sparse.patches": 2_486,
     "engine.sparse.rows": 1_215,
-    "engine.training": 4_168,
-    "export": 1_969,
+    "engine.training": 4_166,
+    "export": 1_967,
     "lessons": 2_285,
-    "machine": 1_003,
+    "machine": 985,
     "reading": 6_787,
     "research": 1_778,
-    "run": 5_612,
+    "run": 5_610,
     "serve": 3_742,
     "store": 2_788,
     "values": 1_855,
