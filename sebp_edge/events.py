@@ -236,7 +236,7 @@ class MemoryProbed(Event):
 
 @dataclass(frozen=True)
 class ModelLoaded(Event):
-    """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits, "fp8" in FP8."""
+    """The base model is in memory. `dtype` is "nf4" if its linear layers are in 4 bits."""
 
     event: ClassVar[str] = "model_loaded"
     model: str

@@ -43,8 +43,6 @@ class Recipe:
         method: "lora" trains a low-rank adapter (Hu et al. 2021), "full" trains every weight.
         load_in_4bit: whether to load the base model's linear layers in 4 bits (NF4, Dettmers et al. 2023). None, the
             default: only if the memory budget requires it.
-        load_in_fp8: whether to hold the base model's linear layers in FP8 (e4m3) and multiply in FP8; with method
-            "lora", on GPUs since Ada.
         r: rank of the adapter. None, the default: 16, or less if the memory budget requires it.
         lora_alpha: scales the adapter's product by `lora_alpha / r`.
         learning_rate: peak learning rate of the schedule (linear warm-up, then cosine decay to zero). Of two, the
@@ -77,7 +75,6 @@ class Recipe:
     description: str
     method: Method = "lora"
     load_in_4bit: bool | None = None
-    load_in_fp8: bool = False
     r: int | None = None
     lora_alpha: int = 32
     learning_rate: float | tuple[float, float] = 2e-4
@@ -104,20 +101,6 @@ class Recipe:
             raise RecipeError(
                 f"Recipe {self.name!r}: 4-bit weights cannot be trained; use method 'lora', or leave out load_in_4bit."
             )
-        if self.load_in_fp8:
-            self._check_fp8()
-
-    def _check_fp8(self) -> None:
-        if self.method == "full":
-            raise RecipeError(
-                f"Recipe {self.name!r}: weights in FP8 cannot be trained; use method 'lora', or leave out load_in_fp8."
-            )
-        if self.load_in_4bit:
-            raise RecipeError(
-                f"Recipe {self.name!r}: load_in_fp8 and load_in_4bit exclude each other; leave out one of them."
-            )
-        # A plan must not choose 4 bits.
-        object.__setattr__(self, "load_in_4bit", False)
 
     @classmethod
     def load(cls, name: "str | Path | Recipe | None") -> "Recipe":
@@ -145,8 +128,11 @@ class Recipe:
         Raises:
             RecipeError: a value is unknown or invalid, as in a record of another version.
         """
+        # Earlier versions wrote null or false if they were not asked for what is gone.
+        values = {key: value for key, value in values.items() if value or key not in _FORMER}
+        _refuse_former(values.get("name"), values)
         try:
-            return cls(**_without_former(values.get("name"), values))
+            return cls(**values)
         except TypeError as error:
             raise RecipeError(
                 "The recipe in the adapter's record has values that this sebp-edge does not know; upgrade sebp-edge."
@@ -193,7 +179,7 @@ class Recipe:
     @property
     def is_plain_lora(self) -> bool:
         """Whether an adapter is trained on weights that are not quantised."""
-        return self.method == "lora" and not (self.load_in_4bit or self.load_in_fp8)
+        return self.method == "lora" and not self.load_in_4bit
 
     @property
     def refits(self) -> bool:
@@ -258,18 +244,17 @@ def _parse(name: str, text: str) -> Recipe:
     except RecursionError as error:
         raise RecipeError(f"Recipe {name!r} is nested too deeply; a recipe has plain values only.") from error
     known = [field.name for field in dataclasses.fields(Recipe) if field.name != "name"]
-    for key in _without_former(name, values):
+    _refuse_former(name, values)
+    for key in values:
         if key not in known:
             raise RecipeError(f"Recipe {name!r} has an unknown key {key!r}; {suggest(key, known)}")
     return Recipe(name=name, **{"description": "", **values})
 
 
-def _without_former(name: str, values: dict) -> dict:
-    """Returns values without the keys of earlier versions, null in their records; refuses them with a value."""
+def _refuse_former(name: str, values: dict) -> None:
     for key, instead in _FORMER.items():
-        if values.get(key) is not None:
+        if key in values:
             raise RecipeError(f"Recipe {name!r} has {key}, {instead}")
-    return {key: value for key, value in values.items() if key not in _FORMER}
 
 
 # Keys of earlier versions, and what to do without them.
@@ -278,6 +263,7 @@ _FORMER = {
     "sebp_edge.research.nm_sparse.",
     "merge_for": "and adapters are not trained for a quantisation any more; leave it out, and export with --quant "
     "q8_0, which keeps the gain.",
+    "load_in_fp8": "and base models are not held in FP8 any more; leave it out, since bf16 takes no more memory.",
 }
 _AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0, "general": 0}
 # Epochs are limited because all steps of a training are scheduled before the first one.

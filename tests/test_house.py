@@ -55,27 +55,27 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_138
+MAX_LINES = 51_950
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_603,
+    "files at the root": 1_589,
     "ask": 1_304,
     "basics": 884,
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_691,
-    "engine.models": 4_763,
+    "engine.memory": 1_679,
+    "engine.models": 4_644,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
-    "engine.sparse.patches": 2_505,
+    "engine.sparse.patches": 2_486,
     "engine.sparse.rows": 1_215,
-    "engine.training": 4_168,
-    "export": 1_969,
+    "engine.training": 4_166,
+    "export": 1_967,
     "lessons": 2_285,
-    "machine": 1_037,
+    "machine": 1_019,
     "reading": 6_787,
     "research": 1_778,
-    "run": 5_614,
+    "run": 5_612,
     "serve": 3_742,
     "store": 2_788,
     "values": 1_855,
@@ -134,7 +134,7 @@ PUBLIC = {
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW FourBits Fp8Rows Fp8Weight GatedInputs LoraGroup LoraProjection Moments
+        ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
         gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows

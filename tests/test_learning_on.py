@@ -45,15 +45,7 @@ def test_all_other_values_of_a_recipe_learn_on(make_quick):
         **{"batch_rows": 400, "min_steps": 2, "weight_decay": 0.1, "max_grad_norm": 2.0, "context_length": 40},
         **{"margin": 0.02, "refit": False, "general": 0.5, "learning_on_share": 0.3},
     }
-    of_the_weights = {
-        "method",
-        "load_in_4bit",
-        "load_in_fp8",
-        "r",
-        "lora_alpha",
-        "chat_template",
-        "questions",
-    }
+    of_the_weights = {"method", "load_in_4bit", "r", "lora_alpha", "chat_template", "questions"}
     assert changes.keys() | of_the_weights | {"name", "description"} == vars(RECIPE).keys()
     other = make_quick(after=OLD, recipe=RECIPE.replace(**changes))
     result = other.adapt([*OLD, NEW[0]], activate_anyway=True)

@@ -154,12 +154,19 @@ def test_full_fine_tuning_starts_over(make_quick):
     assert "All documents are learnt again, since version 1 trained all weights, and keeps no judged state" in begun
 
 
-def test_a_version_that_was_trained_for_a_quantisation_starts_over(make_quick):
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ('"merge_for": "q4_0"', "was trained for a quantisation, and adapters are not any more"),
+        ('"load_in_fp8": true', "was trained on weights in FP8, and adapters are not any more"),
+    ],
+)
+def test_a_version_of_an_earlier_sebp_edge_starts_over(make_quick, value, why):
     personalizer = make_quick(after=OLD)
     record = personalizer.store.adapter("default").open().path / "sebp_edge.json"
-    record.write_text(record.read_text().replace('"recipe": {', '"recipe": {"merge_for": "q4_0",'))
+    record.write_text(record.read_text().replace('"recipe": {', f'"recipe": {{{value},'))
     begun = personalizer.inspect([*OLD, NEW[0]]).beginning
-    assert "All documents are learnt again, since version 1 was trained for a quantisation, and" in begun
+    assert f"All documents are learnt again, since version 1 {why}" in begun
 
 
 def test_it_starts_over_if_a_document_that_it_was_trained_on_is_needed_for_tests(make_quick):

@@ -8,7 +8,6 @@ public.
 from .adamw import AdamW, Moments, adamw_
 from .attention import Prefixes, Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
-from .fp8 import Fp8Weight
 from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
@@ -18,7 +17,7 @@ from .lora_linear import Recompute, lora_linear
 from .move_rows import gather_rows, keep_rows, scatter_rows
 from .precise_sums import precise_sums
 from .prune import prune_, shrink_pruned_
-from .quantised import FourBits, Fp8Rows, QuantisedScales, QuantisedWeight, ScratchBuffer
+from .quantised import FourBits, QuantisedScales, QuantisedWeight, ScratchBuffer
 from .rms_norm import rms_norm
 from .rows import ActiveRows, Rows, Selector
 from .select_rows import detect, nonzero_rows, row_norms, select_rows
@@ -30,8 +29,6 @@ __all__ = [
     "ActiveRows",
     "AdamW",
     "FourBits",
-    "Fp8Rows",
-    "Fp8Weight",
     "GatedInputs",
     "LoraGroup",
     "LoraProjection",

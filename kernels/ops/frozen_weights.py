@@ -1,6 +1,6 @@
 """The frozen weights of projections of one input, stacked, and their products: matrices, which may be quantised.
 
-`Fp8Weight` has the same products. Shapes: N rows, A active rows, K inputs, M outputs of n projections, R rank of each.
+Shapes: N rows, A active rows, K inputs, M outputs of n projections, R rank of each.
 """
 
 import functools
@@ -71,7 +71,7 @@ class Matrices:
                 parts.append(slice(number, number + 1))
         return parts
 
-    def outputs_(self, out_NM: Tensor, x_NK: Tensor, *_) -> None:
+    def outputs_(self, out_NM: Tensor, x_NK: Tensor) -> None:
         """Adds X Wᵀ to outputs that have the small product already."""
         if (packed := self._few_rows_in_4_bits(x_NK)) is not None:
             backend.kernels("four_bit_products").add_outputs_(out_NM, x_NK, packed, self.columns)
@@ -95,13 +95,13 @@ class Matrices:
             backend.implementation(dout_AM, "gemm").add_product_(target.part, dout_AM[:, outputs], matrix)
         return target.whole()
 
-    def inputs_unscaled(self, dout_NM: Tensor) -> tuple[Tensor, None]:
-        """dY W of a single projection, [N, K], whose rows need no scale."""
+    def inputs_without_adapter(self, dout_NM: Tensor) -> Tensor:
+        """dY W of a single projection, [N, K]."""
         if (packed := self._few_rows_in_4_bits(dout_NM)) is not None:
             kernels = backend.kernels("four_bit_products")
-            return kernels.inputs(dout_NM, packed, self.columns, self.like.shape[1]), None
+            return kernels.inputs(dout_NM, packed, self.columns, self.like.shape[1])
         # Not kept in a variable, so that a dequantised weight is freed at once.
-        return backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(self.parts())[1]), None
+        return backend.implementation(dout_NM, "gemm").multiply(dout_NM, next(self.parts())[1])
 
     def _few_rows_in_4_bits(self, rows: Tensor) -> list[FourBits] | None:
         """The weights in 4 bits if these rows, of X or of dY, are multiplied by them as they are; else None."""

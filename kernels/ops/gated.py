@@ -16,27 +16,25 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend
-from .quantised import Fp8Rows
 
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 class GatedInputs(NamedTuple):
-    """The inputs of a gated product, as `gated` takes them, and the product in FP8, if that is known."""
+    """The inputs of a gated product, as `gated` takes them."""
 
     gate: Tensor
     up: Tensor
     activation: str
-    in_fp8: Fp8Rows | None = None
 
 
 class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, activation, in_fp8):
+    def forward(ctx, gate, up, activation):
         gate_NM, up_NM = (side.reshape(-1, side.shape[-1]) for side in (gate, up))
         ctx.save_for_backward(gate_NM, up_NM)
         ctx.activation = activation
-        return backend.implementation(gate_NM, "gated").gated(gate_NM, up_NM, activation, in_fp8).view(gate.shape)
+        return backend.implementation(gate_NM, "gated").gated(gate_NM, up_NM, activation).view(gate.shape)
 
     @staticmethod
     @once_differentiable
@@ -44,16 +42,15 @@ class _Gated(torch.autograd.Function):
         gate_NM, up_NM = ctx.saved_tensors
         dout_NM = dout.reshape(-1, dout.shape[-1])
         dgate_up_N2M = backend.implementation(gate_NM, "gated").gated_backward(dout_NM, gate_NM, up_NM, ctx.activation)
-        return *dgate_up_N2M.view(*dout.shape[:-1], dgate_up_N2M.shape[1]).chunk(2, dim=-1), None, None
+        return *dgate_up_N2M.view(*dout.shape[:-1], dgate_up_N2M.shape[1]).chunk(2, dim=-1), None
 
 
-def gated(gate: Tensor, up: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """act(gate) * up.
 
     Args:
         gate, up: [..., M] of one dtype; halves of one matrix are not copied. Their gradients are halves of one, too.
         activation: "silu", or "gelu_tanh", the tanh approximation of GELU.
-        in_fp8: where the output is written in FP8, too.
 
     Returns:
         [..., M] in their dtype, rounded once; contiguous. First-order gradients only.
@@ -68,4 +65,4 @@ def gated(gate: Tensor, up: Tensor, activation: str, in_fp8: Fp8Rows | None = No
             f"Gate and up must have the same shape and dtype, but are {list(gate.shape)} in {gate.dtype} and "
             f"{list(up.shape)} in {up.dtype}."
         )
-    return _Gated.apply(gate, up, activation, in_fp8)
+    return _Gated.apply(gate, up, activation)

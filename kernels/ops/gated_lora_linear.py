@@ -38,17 +38,17 @@ class _GatedLoraLinear(torch.autograd.Function):
         group, dout_NM = ctx.group, dout.reshape(-1, dout.shape[-1])
         stacked_A, activation = group.stacked_A, ctx.activation
         if (joined := group.joined_for(dout_NM)) is not None:
-            product, scales, up = joined.multiply_backward(dout_NM)
+            product, up = joined.multiply_backward(dout_NM)
             dgate_up_N2F, dlora_A, dlora_B = backend.kernels("gated").joined_gated_backward(
-                product, scales, up, stacked_A, gate_NF, up_NF, activation, dout_NM, down_NR, group.scaling, group.place
+                product, up, stacked_A, gate_NF, up_NF, activation, dout_NM, down_NR, group.scaling, group.place
             )
         else:
             up_NR, dlora_B = backend.implementation(dout_NM, "lora").lora_up_backward(
                 dout_NM, down_NR, group.stacked_B, group.columns, group.scaling
             )
-            dproduct_NF, scales_N = group.weight.inputs_unscaled(dout_NM)
+            dproduct_NF = group.weight.inputs_without_adapter(dout_NM)
             dgate_up_N2F, dlora_A = backend.implementation(gate_NF, "gated").gated_lora_backward(
-                dproduct_NF, up_NR, stacked_A, gate_NF, up_NF, activation, scales_N
+                dproduct_NF, up_NR, stacked_A, gate_NF, up_NF, activation
             )
         dgate, dup = dgate_up_N2F.view(*ctx.shape[:-1], dgate_up_N2F.shape[1]).chunk(2, dim=-1)
         return dgate, dup, *4 * (None,), *group.split(dlora_A, dlora_B, lora_A.dtype)
@@ -73,5 +73,5 @@ def gated_lora_linear(hidden: Tensor, source: GatedInputs, group: LoraGroup) -> 
     hidden, (lora_A,), (lora_B,) = hidden.detach(), group.loras_A, group.loras_B
     unfinished: list[Tensor] = []
     out = _GatedLoraLinear.apply(source.gate, source.up, hidden, source.activation, group, unfinished, lora_A, lora_B)
-    group.finish(hidden, unfinished, source.in_fp8)
+    group.finish(hidden, unfinished)
     return out

@@ -7,7 +7,6 @@
 W, A and B are those of a `LoraGroup`; B_i is beside the rows of its own projection, with zeros beside the others'. A
 launch costs as much as reading some MB, so for few rows two products less in each pass are felt.
 
-Adapters in FP8 would not be exact, so there only s B lies in one matrix, for U; what follows is one launch, too.
 Weights in 4 bits stay where they are: extra programs of their products compute D and U from A and B.
 
 Shapes: N rows, K inputs, M outputs of n projections, R rank of each; P is n R, rounded up to 16 bytes.
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor
 
 from . import backend
-from .fp8 import Fp8Weight
 from .frozen_weights import multiplies_in_4_bits
 from .quantised import FourBits
 
@@ -68,7 +66,7 @@ class JoinedWeight:
 
     def suits(self, rows: Tensor) -> bool:
         """Whether these rows, of X or of dY, are multiplied by the whole matrix."""
-        return _suits(rows, self.matrix)
+        return 0 < len(rows) <= MAX_ROWS and rows.dtype == self.matrix.dtype and backend.runs_kernels(rows)
 
     def multiply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
         """X Wᵀ, [N, M], and D, [N, n R], which lie side by side."""
@@ -76,46 +74,11 @@ class JoinedWeight:
         product_NP = backend.implementation(x_NK, "gemm").multiply(x_NK, transposed)
         return product_NP[:, : len(self.weight)], product_NP[:, len(self.weight) :][:, : len(self.stacked_A)]
 
-    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, None, Tensor]:
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor]:
         """dY W, [N, K], and U, [N, n R], which lie side by side."""
         product_NP = backend.implementation(dout_NM, "gemm").multiply(dout_NM, self.matrix[: len(self.weight)])
         num_ranks, num_inputs = self.stacked_A.shape
-        return product_NP[:, :num_inputs], None, product_NP[:, num_inputs:][:, :num_ranks]
-
-
-@dataclass(frozen=True)
-class BesideFp8:
-    """A frozen weight in FP8, and s B as it lies beside W above.
-
-    Attributes:
-        weight: [M, K].
-        matrix: [M, n R].
-        beside: each projection's s B_i, [M_i, R].
-    """
-
-    weight: Fp8Weight
-    matrix: Tensor
-    beside: tuple[Tensor, ...]
-
-    @staticmethod
-    def can_hold(weights: tuple, rank: int) -> bool:
-        """Whether our kernels compute with these weights and such adapters."""
-        return _kernels_take([weight.codes for weight in weights], rank)
-
-    @classmethod
-    def of(cls, weight: Fp8Weight, columns: list[int], rank: int) -> "BesideFp8":
-        """The adapters are zeros as yet."""
-        matrix = torch.zeros(sum(columns), len(columns) * rank, dtype=weight.dtype, device=weight.codes.device)
-        blocks = [block[:, number * rank :][:, :rank] for number, block in enumerate(matrix.split(columns))]
-        return cls(weight, matrix, tuple(blocks))
-
-    def suits(self, rows: Tensor) -> bool:
-        """Whether these rows, of dY, are multiplied by the matrix."""
-        return _suits(rows, self.matrix)
-
-    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """dY W, [N, K], what its rows are still to be multiplied by, fp32 [N], and U, [N, n R]."""
-        return *self.weight.inputs_unscaled(dout_NM), dout_NM @ self.matrix
+        return product_NP[:, :num_inputs], product_NP[:, num_inputs:][:, :num_ranks]
 
 
 @dataclass(frozen=True)
@@ -150,24 +113,17 @@ class FourBitsWithAdapters:
         kernels = backend.kernels("four_bit_products")
         return kernels.outputs_and_low(x_NK, self.weights, self.columns, self.stacked_A)
 
-    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, None, Tensor]:
+    def multiply_backward(self, dout_NM: Tensor) -> tuple[Tensor, Tensor]:
         """dY W and U in parts, [S, N, K] and [S, N, n R]."""
         kernels, num_inputs = backend.kernels("four_bit_products"), self.stacked_A.shape[1]
-        product, up = kernels.inputs_and_low(
-            dout_NM, self.weights, self.columns, num_inputs, self.stacked_B, self.scaling
-        )
-        return product, None, up
+        return kernels.inputs_and_low(dout_NM, self.weights, self.columns, num_inputs, self.stacked_B, self.scaling)
 
 
 def _kernels_take(weights: Sequence[Tensor], rank: int) -> bool:
     if not all(map(backend.runs_kernels, weights)) or len(weights) > backend.kernels("lora").MAX_PROJECTIONS:
         return False
-    # Adapters are in 16 bits beside weights in 8.
+    # Adapters are in 16 bits beside bytes of weights in 4.
     return len(weights) * rank * max(2, weights[0].element_size()) <= MAX_RANK_BYTES
-
-
-def _suits(rows: Tensor, matrix: Tensor) -> bool:
-    return 0 < len(rows) <= MAX_ROWS and rows.dtype == matrix.dtype and backend.runs_kernels(rows)
 
 
 def _round_up(number: int, unit: int) -> int:

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from . import backend
 from .copies import TensorCopy, copy_all
-from .fp8 import Fp8Weight
 from .frozen_weights import Matrices, alike_in_4_bits, dequantise
-from .joined_weight import BesideFp8, FourBitsWithAdapters, JoinedWeight
-from .quantised import Fp8Rows, QuantisedWeight, ScratchBuffer
+from .joined_weight import FourBitsWithAdapters, JoinedWeight
+from .quantised import QuantisedWeight, ScratchBuffer
 
 
 class LoraProjection(NamedTuple):
     """One projection: frozen weight [M, K] and bias [M] or None, lora_A [R, K], lora_B [M, R], and its scaling."""
 
-    weight: Tensor | QuantisedWeight | Fp8Weight
+    weight: Tensor | QuantisedWeight
     bias: Tensor | None
     lora_A: Tensor
     lora_B: Tensor
@@ -36,20 +35,20 @@ class LoraGroup:
         loras_A, loras_B: each projection's trained [R, K] and [M_i, R], of any floating dtype, usually fp32.
         stacked_A, stacked_B: copies of them, [n R, K] and [M, R], in the weight's dtype.
         scaling: s, the same for all.
-        joined: the weight and the copies of the adapters in one matrix, if they are; FP8 and 4 bits have other forms.
+        joined: the weight and the copies of the adapters in one matrix, if they are; 4 bits have another form.
 
     If each trained tensor has a `main_grad` (as in Megatron-LM), fp32, and they lie one after another, A before B, then
     the kernels of a joined weight add gradients there, and autograd gets none.
     """
 
-    weight: Matrices | Fp8Weight
+    weight: Matrices
     bias: Tensor | None
     loras_A: tuple[Tensor, ...]
     loras_B: tuple[Tensor, ...]
     stacked_A: Tensor
     stacked_B: Tensor
     scaling: float
-    joined: JoinedWeight | BesideFp8 | FourBitsWithAdapters | None = None
+    joined: JoinedWeight | FourBitsWithAdapters | None = None
     _places: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -76,24 +75,22 @@ class LoraGroup:
             raise ValueError("Projections of different ranks or scalings cannot be stacked.")
         columns, rank, dtype = tuple(map(len, loras_B)), len(loras_A[0]), weights[0].dtype
         is_quantised = isinstance(weights[0], QuantisedWeight)
-        weight, one_matrix = _stack_weights(weights, columns, loras_A[0], dequantised, joined)
-        if isinstance(one_matrix, JoinedWeight):
+        stacked, one_matrix = _stack_weights(weights, columns, loras_A[0], dequantised, joined)
+        if one_matrix is not None:
             stacked_A = one_matrix.stacked_A
         else:
             stacked_A = torch.cat([lora_A.detach() for lora_A in loras_A]).to(dtype)
         stacked_B = torch.cat([lora_B.detach() for lora_B in loras_B]).to(dtype)
-        packed = alike_in_4_bits(weights) if joined and weight is weights else None
+        packed = alike_in_4_bits(weights) if joined and stacked is None else None
         if packed is not None and FourBitsWithAdapters.can_hold(packed, rank):
             one_matrix = FourBitsWithAdapters(packed, stacked_A, stacked_B, columns, scalings[0])
         bias = None
         if any(b is not None for b in biases):
             parts = zip(loras_B, biases, strict=True)
             bias = torch.cat([stacked_B.new_zeros(len(lora_B)) if b is None else b.detach() for lora_B, b in parts])
-        if not isinstance(weight, Fp8Weight):
-            stacked, quantised = None if weight is weights else weight, weights if is_quantised else None
-            weight = Matrices(stacked, quantised, columns, stacked_A, scratch)
+        weight = Matrices(stacked, weights if is_quantised else None, columns, stacked_A, scratch)
         group = cls(weight, bias, loras_A, loras_B, stacked_A, stacked_B, scalings[0], one_matrix)
-        if isinstance(one_matrix, JoinedWeight | BesideFp8):
+        if isinstance(one_matrix, JoinedWeight):
             group.refresh()
         if scratch is not None and is_quantised:
             scratch.reserve(max(columns) * stacked_A.shape[1])
@@ -104,56 +101,39 @@ class LoraGroup:
         """M_1 .. M_n."""
         return tuple(lora_B.shape[0] for lora_B in self.loras_B)
 
-    @property
-    def is_quantised(self) -> bool:
-        """Whether the weights are quantised, be they dequantised already or not."""
-        return isinstance(self.weight, Matrices) and self.weight.quantised is not None
-
-    @property
-    def stored(self) -> Tensor | None:
-        """The stacked weights, or their codes in FP8; None if each pass dequantises them."""
-        return self.weight.codes if isinstance(self.weight, Fp8Weight) else self.weight.stacked
-
     def begin(self, x_NK: Tensor, unfinished: list[Tensor]) -> tuple[Tensor, Tensor]:
         """All outputs side by side, [N, M], and D, [N, n R].
 
-        If the outputs lack X Wᵀ, which `finish` then adds, appends them and D to `unfinished`.
+        If the outputs lack X Wᵀ, which `finish` then adds, appends them to `unfinished`.
         """
-        in_fp8 = isinstance(self.weight, Fp8Weight)
-        if not in_fp8 and (joined := self.joined_for(x_NK)) is not None:
+        if (joined := self.joined_for(x_NK)) is not None:
             return backend.kernels("joined_lora").add_lora(
                 *joined.multiply(x_NK), self.stacked_B, self.bias, self.columns, self.scaling
             )
         down_NR = x_NK @ self.stacked_A.T
-        if in_fp8:
-            # `finish` writes the adapters' part, too.
-            out_NM = x_NK.new_empty(len(x_NK), len(self.stacked_B))
-        else:
-            out_NM = backend.implementation(down_NR, "lora").lora_up(
-                down_NR, self.stacked_B, self.bias, self.columns, self.scaling
-            )
+        out_NM = backend.implementation(down_NR, "lora").lora_up(
+            down_NR, self.stacked_B, self.bias, self.columns, self.scaling
+        )
         # `.data`: completing the forward pass must not bump autograd's version.
-        unfinished += out_NM.data, down_NR
+        unfinished.append(out_NM.data)
         return out_NM, down_NR
 
     @torch.no_grad()
-    def finish(self, x: Tensor, unfinished: list[Tensor], x_in_fp8: Fp8Rows | None = None) -> None:
+    def finish(self, x: Tensor, unfinished: list[Tensor]) -> None:
         """Adds X Wᵀ to outputs that `begin` left without it, after all that is kept for the backward pass.
 
         So a checkpointed block (`torch.utils.checkpoint`), which stops recomputing once it has what it keeps, skips the
         product with its last layer's weight.
         """
-        if unfinished:
-            out_NM, down_NR = unfinished
-            small = down_NR, self.stacked_B, self.bias, self.columns, self.scaling
-            self.weight.outputs_(out_NM, x.reshape(-1, x.shape[-1]), small, x_in_fp8)
+        for out_NM in unfinished:
+            self.weight.outputs_(out_NM, x.reshape(-1, x.shape[-1]))
 
     def copies(self) -> list[TensorCopy]:
         """The copies of the trained tensors, so that those of many groups can be made at once."""
         pairs = [*zip(self.loras_A, self.stacked_A.split(self.loras_A[0].shape[0]), strict=True)]
         pairs += zip(self.loras_B, self.stacked_B.split(self.columns), strict=True)
         copies = [TensorCopy(source.detach(), destination) for source, destination in pairs]
-        if isinstance(self.joined, JoinedWeight | BesideFp8):
+        if isinstance(self.joined, JoinedWeight):
             sides = zip(self.loras_B, self.joined.beside, strict=True)
             copies += [TensorCopy(lora_B.detach(), beside, self.scaling) for lora_B, beside in sides]
         return copies
@@ -189,24 +169,20 @@ class LoraGroup:
             dloras_B = dstacked_B.to(dtype).split(self.columns)
         return *dloras_A, *dloras_B
 
-    def joined_for(self, rows: Tensor) -> JoinedWeight | BesideFp8 | FourBitsWithAdapters | None:
-        """The joined weight if these rows, of X or of dY, are multiplied by it; in FP8 only dY is."""
+    def joined_for(self, rows: Tensor) -> JoinedWeight | FourBitsWithAdapters | None:
+        """The joined weight if these rows, of X or of dY, are multiplied by it."""
         return self.joined if self.joined is not None and self.joined.suits(rows) else None
 
 
 def _stack_weights(
     weights: tuple, columns: tuple[int, ...], lora_A: Tensor, dequantised: bool, joined: bool
-) -> tuple[Tensor | Fp8Weight | tuple[QuantisedWeight, ...], JoinedWeight | BesideFp8 | None]:
-    """The weights stacked, or as they are if each pass dequantises them; and the matrix that joins them, if any."""
+) -> tuple[Tensor | None, JoinedWeight | None]:
+    """The weights stacked, or None if each pass dequantises them; and the matrix that joins them, if any."""
     rank, num_inputs = lora_A.shape
-    if isinstance(weights[0], Fp8Weight):
-        stacked = Fp8Weight.stack(weights)
-        can_join = joined and BesideFp8.can_hold(weights, rank)
-        return stacked, BesideFp8.of(stacked, list(columns), rank) if can_join else None
     kept = None
     if isinstance(weights[0], QuantisedWeight):
         if not dequantised or None in (weight.identity for weight in weights):
-            return weights, None
+            return None, None
         kept = torch.empty(sum(columns), num_inputs, dtype=weights[0].dtype, device=lora_A.device)
         dequantise(weights, kept.split(columns))
         weights = kept.split(columns)

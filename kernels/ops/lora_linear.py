@@ -27,20 +27,15 @@ from torch.autograd.function import once_differentiable
 from . import backend, choices
 from .lora_group import LoraGroup
 from .move_rows import keep_rows, put, take, take_kept
-from .quantised import Fp8Rows
 from .rows import Rows, as_rows, has_unknown_count, rows_of
 from .tiles import Tiles
 
 
 class Recompute(NamedTuple):
-    """Recomputes a tensor: `function(*tensors)` has the same bits. The tensors are detached, and kept anyway.
-
-    The tensor may be known in FP8, too.
-    """
+    """Recomputes a tensor: `function(*tensors)` has the same bits. The tensors are detached, and kept anyway."""
 
     function: Callable[..., Tensor]
     tensors: tuple[Tensor, ...]
-    in_fp8: Fp8Rows | None = None
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -77,10 +72,10 @@ class _LoraLinear(torch.autograd.Function):
             dout_AM = take(dout_NM, rows, weighted=True)
         down_AR = take_kept(kept_down, rows, num_rows)
         if rows is None and ctx.needs_input_grad[0] and (joined := group.joined_for(dout_AM)) is not None:
-            product, scales, up = joined.multiply_backward(dout_AM)
+            product, up = joined.multiply_backward(dout_AM)
             x_NK = (kept[0] if ctx.function is None else ctx.function(*kept)).reshape(-1, num_in)
             dx, dstacked_A, dstacked_B = backend.kernels("joined_lora").joined_backward(
-                product, scales, up, dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling, group.place
+                product, up, dout_AM, x_NK, down_AR, group.stacked_A, group.columns, group.scaling, group.place
             )
             return dx.reshape(ctx.x_shape), *4 * (None,), *group.split(dstacked_A, dstacked_B, dtype)
         up_AR, dstacked_B = backend.implementation(dout_AM, "lora").lora_up_backward(
@@ -152,5 +147,5 @@ def lora_linear(
     rows = as_rows(rows, x.shape[:-1].numel())
     unfinished: list[Tensor] = []
     outputs = _LoraLinear.apply(x, rows, group, recompute, unfinished, *group.loras_A, *group.loras_B)
-    group.finish(x, unfinished, None if recompute is None else recompute.in_fp8)
+    group.finish(x, unfinished)
     return outputs

@@ -1,4 +1,4 @@
-"""Quantised frozen weights, and where they are dequantised; rows in FP8.
+"""Quantised frozen weights, and where they are dequantised.
 
 A weight in 4 bits is NF4 in bitsandbytes' format (Dettmers et al. 2023): blocks of weights with a scale each, and the
 scales may be quantised themselves, in blocks with a second scale each:
@@ -13,9 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-# Columns of the widest rows that one program of a kernel holds.
-MAX_COLUMNS = 16384
 
 
 class QuantisedScales(NamedTuple):
@@ -93,19 +90,3 @@ class ScratchBuffer:
             with torch.inference_mode(False):
                 self._buffer = torch.empty(self.size, dtype=like.dtype, device=like.device)
         return self._buffer[: num_rows * num_columns].view(num_rows, num_columns)
-
-
-class Fp8Rows(NamedTuple):
-    """Rows in FP8: codes, e4m3 [N, K], and their scales t, fp32 [N]."""
-
-    codes: Tensor
-    scales: Tensor
-
-    @classmethod
-    def beside(cls, x: Tensor) -> "Fp8Rows | None":
-        """Where the op that computes x, or something of its shape, can write it in FP8, too; None if x is too wide."""
-        num_rows, num_columns = x.shape[:-1].numel(), x.shape[-1]
-        if num_columns > MAX_COLUMNS:
-            return None
-        codes = torch.empty(num_rows, num_columns, dtype=torch.float8_e4m3fn, device=x.device)
-        return cls(codes, torch.empty(num_rows, dtype=torch.float32, device=x.device))

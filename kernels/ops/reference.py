@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .quantised import Fp8Rows
-
 
 def nonzero_rows(dout_NM: Tensor) -> Tensor:
     """Which rows have any non-zero element; bool [N]. NaN is not zero."""
@@ -75,32 +73,6 @@ def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
     out_NM.addmm_(a_NK, b_KM)
 
 
-def quantise_rows(x_NK: Tensor, unit: float = 1.0) -> Fp8Rows:
-    """Codes of x, e4m3 [N, K], and `unit` times the scale of each row, fp32 [N]: its largest magnitude / 448.
-
-    Products with a row that has NaN or infinity are NaN.
-    """
-    # So that no row divides by zero.
-    largest_N1 = x_NK.float().abs().amax(dim=1, keepdim=True).clamp(min=2.0**-100)
-    codes_NK = (x_NK.float() * (448.0 / largest_N1)).to(torch.float8_e4m3fn)
-    return Fp8Rows(codes_NK, (largest_N1 / 448.0).squeeze(1) * unit)
-
-
-def multiply_codes(x_codes_NK: Tensor, codes_MK: Tensor) -> Tensor:
-    """X₈ Cᵀ, fp32 [N, M]; kernels may round it."""
-    return x_codes_NK.float() @ codes_MK.float().T
-
-
-def multiply_fp8_(
-    out_NM: Tensor, x_in_fp8: Fp8Rows, codes_MK: Tensor, scale: float, small: tuple | None = None
-) -> None:
-    """Writes s diag(t) X₈ Cᵀ, and adds `lora_up(*small)`, if that is given."""
-    x_codes_NK, x_scales_N = x_in_fp8
-    out_NM.copy_(multiply_codes(x_codes_NK, codes_MK).mul_(scale * x_scales_N[:, None]))
-    if small is not None:
-        out_NM += lora_up(*small)
-
-
 def rotate(x_AHE: Tensor, cos_AE: Tensor, sin_AE: Tensor) -> Tensor:
     """Rotary embedding, in fp32 or better: x cos + rotate_half(x) sin, with rotate_half(x) = [-x_2, x_1]."""
     dtype = torch.promote_types(x_AHE.dtype, torch.float32)
@@ -127,18 +99,11 @@ def rotate_gradients(
     outs[2].copy_(dv_AGE)
 
 
-def rms_norm(
-    x: Tensor, weight_D: Tensor, eps: float, offset: float, in_fp8: Fp8Rows | None = None
-) -> tuple[Tensor, Tensor]:
-    """x r (offset + w) like x, and r = 1 / sqrt(mean(x²) + eps), fp32 [...]; fp64 for fp64.
-
-    Its rows in FP8 are written, too, if `in_fp8` says where.
-    """
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
+    """x r (offset + w) like x, and r = 1 / sqrt(mean(x²) + eps), fp32 [...]; fp64 for fp64."""
     values = _at_least_fp32(x)
     rstd = values.square().mean(dim=-1).add_(eps).rsqrt_()
-    out = (values * rstd[..., None]).mul_(_at_least_fp32(weight_D) + offset).to(x.dtype)
-    _write_in_fp8(out.reshape(-1, x.shape[-1]), in_fp8)
-    return out, rstd
+    return (values * rstd[..., None]).mul_(_at_least_fp32(weight_D) + offset).to(x.dtype), rstd
 
 
 def rms_norm_backward(
@@ -154,17 +119,9 @@ def rms_norm_backward(
     return dnormal.sub_(normal.mul_(mean)).mul_(rstd[..., None]).to(x.dtype), dweight_D
 
 
-def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
-    """act(gate) * up, [N, M]; its rows in FP8 are written, too, if `in_fp8` says where."""
-    out_NM = _activate(_at_least_fp32(gate_NM), activation).mul_(up_NM).to(gate_NM.dtype)
-    _write_in_fp8(out_NM, in_fp8)
-    return out_NM
-
-
-def _write_in_fp8(x_NK: Tensor, in_fp8: Fp8Rows | None) -> None:
-    if in_fp8 is not None:
-        for out, values in zip(in_fp8, quantise_rows(x_NK), strict=True):
-            out.copy_(values)
+def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
+    """act(gate) * up, [N, M]."""
+    return _activate(_at_least_fp32(gate_NM), activation).mul_(up_NM).to(gate_NM.dtype)
 
 
 def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
@@ -182,20 +139,9 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 
 
 def gated_lora_backward(
-    dout_NM: Tensor,
-    up_NR: Tensor,
-    lora_A: Tensor,
-    gate_NM: Tensor,
-    up_NM: Tensor,
-    activation: str,
-    scales_N: Tensor | None = None,
+    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M].
-
-    If there are scales, the rows of dy are multiplied by them first.
-    """
-    if scales_N is not None:
-        dout_NM = (dout_NM.float() * scales_N[:, None]).to(gate_NM.dtype)
+    """`gated_backward` of dy + U A, [N, 2 M]; and Uᵀ y, [R, M], which kernels give in fp32. A is [R, M]."""
     dlora_A = up_NR.T @ gated(gate_NM, up_NM, activation)
     return gated_backward(torch.addmm(dout_NM, up_NR, lora_A), gate_NM, up_NM, activation), dlora_A
 

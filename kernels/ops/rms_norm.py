@@ -11,13 +11,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend
-from .quantised import Fp8Rows
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight_D, eps, offset, in_fp8):
-        out, rstd = backend.implementation(x, "rms_norm").rms_norm(x, weight_D, eps, offset, in_fp8)
+    def forward(ctx, x, weight_D, eps, offset):
+        out, rstd = backend.implementation(x, "rms_norm").rms_norm(x, weight_D, eps, offset)
         ctx.save_for_backward(x, weight_D, rstd)
         ctx.offset = offset
         return out
@@ -30,10 +29,10 @@ class _RmsNorm(torch.autograd.Function):
         dx, dweight_D = backend.implementation(x, "rms_norm").rms_norm_backward(
             dout, x, weight_D, rstd, ctx.offset, needs_dweight=needs_dweight
         )
-        return dx, dweight_D, None, None, None
+        return dx, dweight_D, None, None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, in_fp8: Fp8Rows | None = None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x / sqrt(mean(x²) + eps) * (offset + weight), the mean over the last dimension.
 
     Args:
@@ -41,9 +40,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, in_fp8:
         weight: [D], frozen or trained.
         eps: added to the mean of squares.
         offset: added to the weight.
-        in_fp8: where the output is written in FP8, too.
 
     Returns:
         [..., D] in x's dtype, rounded once; contiguous. First-order gradients only.
     """
-    return _RmsNorm.apply(x, weight, eps, offset, in_fp8)
+    return _RmsNorm.apply(x, weight, eps, offset)

@@ -65,7 +65,5 @@ class Source:
         if not self.is_lora:
             return None
         dtype = "dequantised" if self.reference.is_gguf else str(self.weights.dtype).removeprefix("torch.")
-        recipe, trained = self.record.recipe, ""
-        if recipe.get("load_in_4bit") or recipe.get("load_in_fp8"):
-            trained = f", not the {'4-bit' if recipe.get('load_in_4bit') else 'FP8'} ones that it was trained on"
+        trained = ", not the 4-bit ones that it was trained on" if self.record.recipe.get("load_in_4bit") else ""
         return f"the {dtype} weights of {self.reference.public_name}{trained}"

@@ -10,5 +10,4 @@ captures     captures work on a GPU as a CUDA graph, and cleans up after a captu
 stacks       the memory that a GPU's driver reserves for the stacks of its threads, part of what `process` measures
 politeness   how a training gives way to other programs: the value, low priority, battery power, what uses the GPU
 crowding     lets threads sleep while they wait for each other, if other programs need the cores
-fp8_support  which devices multiply FP8
 """

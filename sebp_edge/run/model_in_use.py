@@ -15,7 +15,6 @@ from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.models.adaptation import Adaptation, load, take
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.encoders import is_encoder, load_encoder
-from sebp_edge.engine.models.fp8 import num_left_out
 from sebp_edge.engine.models.loading import BaseModel, load_base_model
 from sebp_edge.engine.models.sampling import NonFiniteLogits
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, OptionError
@@ -89,10 +88,8 @@ class ModelInUse:
         """
         if recipe is not None:
             self._forget_decoder()
-        if recipe is not None and self.base is not None:
-            before, now = (self.base.in_4bit, self.base.in_fp8), (recipe.load_in_4bit, recipe.load_in_fp8)
-            if before != now:
-                self.release()
+        if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
+            self.release()
         if self.base is None:
             if self.device.type == "cpu" and (problem := devices.driver_problem()):
                 on_event(Notice(problem))
@@ -127,8 +124,6 @@ class ModelInUse:
 
     def _announce(self, base: BaseModel, on_event: Sink) -> None:
         on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, base.precision))
-        if base.in_fp8 and (number := num_left_out(base.model)):
-            on_event(Notice(f"{number} linear layers stay in 16 bits: FP8 takes sizes that are multiples of 16."))
         if base.in_4bit and self.reference.is_gguf:
             on_event(
                 Notice(

@@ -28,7 +28,7 @@ from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
 
 # Values of a recipe that decide what a version's weights are for: with others, no training can learn on from it.
-_OF_THE_WEIGHTS = {"load_in_4bit", "load_in_fp8", "r", "lora_alpha", "chat_template", "questions"}
+_OF_THE_WEIGHTS = {"load_in_4bit", "r", "lora_alpha", "chat_template", "questions"}
 # Values of a recipe that do not change what is learnt; and the method, which is compared by itself.
 _NOT_COMPARED = {"name", "description", "margin", "method"}
 # Values that a recipe may leave open; the version's own are then used.
@@ -143,8 +143,11 @@ def _obstacle(
         return "trained all weights, and keeps no judged state of them"
     if recipe.method == "full":
         return "is an adapter, and this recipe trains all weights"
-    if record.recipe.get("merge_for"):  # of an earlier sebp-edge
+    # Of an earlier sebp-edge.
+    if record.recipe.get("merge_for"):
         return "was trained for a quantisation, and adapters are not any more"
+    if record.recipe.get("load_in_fp8"):
+        return "was trained on weights in FP8, and adapters are not any more"
     if known is None:
         return "does not say which texts it has learnt"
     if record.verdict in (None, "not judged"):

@@ -36,7 +36,6 @@ def make_job(folder, **changes):
         "device": "cpu",
         "full": False,
         "four_bit": False,
-        "fp8": False,
         "loss_share": 1.0,
         "batches": [1, TEXTS],
         "save_model": False,

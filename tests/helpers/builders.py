@@ -27,7 +27,6 @@ from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models import adaptation
 from sebp_edge.engine.models.adaptation import Adaptation
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule, shuffled_batches
 from sebp_edge.events import silent
@@ -177,18 +176,15 @@ def shape_of(model):
 
 
 def dequantised_llama(model: LlamaForCausalLM, **changes) -> LlamaForCausalLM:
-    """`make_llama(**changes)` with the weights of `model`, dequantised to fp32 if they are in FP8 or 4 bits."""
+    """`make_llama(**changes)` with the 4-bit weights of `model`, dequantised to fp32."""
+    from bitsandbytes.functional import dequantize_4bit
+
     twin = make_llama(**changes)
     with torch.no_grad():
         for name, parameter in twin.named_parameters():
-            layer, weight = model.get_submodule(name.rpartition(".")[0]), model.get_parameter(name)
-            if isinstance(layer, Fp8Linear) and name.endswith(".weight"):
-                weight = layer.quantised.matrix()
-            elif (state := getattr(weight, "quant_state", None)) is not None:
-                from bitsandbytes.functional import dequantize_4bit
-
-                weight = dequantize_4bit(weight.data, state)
-            parameter.copy_(weight)
+            weight = model.get_parameter(name)
+            state = getattr(weight, "quant_state", None)
+            parameter.copy_(weight if state is None else dequantize_4bit(weight.data, state))
     return twin
 
 

@@ -186,24 +186,6 @@ def test_full_fine_tuning_is_reported_if_it_fits(shape_3b):
 
 
 @pytest.mark.usefixtures("gpu_with_bf16")
-def test_in_fp8_weights_take_as_much_as_in_bf16_and_quantised_rows_come_on_top(shape_3b):
-    plain, in_fp8 = (plan_3b(shape_3b, "24GB", recipe=RECIPE.replace(**each)) for each in ({}, {"load_in_fp8": True}))
-    assert in_fp8.chosen.dtype == "fp8" and in_fp8.full is None
-    assert in_fp8.chosen.description.startswith("LoRA of rank 4 on fp8, ")
-    before, now = plain.chosen.footprint, in_fp8.chosen.footprint
-    assert now.weights == before.weights
-    # The widest tensor is the gradient of gate and up.
-    rows = (now.activations - before.activations) // (2 * 8192)
-    assert now.activations - before.activations == rows * 2 * 8192 and 0 < rows <= in_fp8.chosen.options.max_rows
-    assert all(choice is None or not choice.recipe.load_in_4bit for choice in (in_fp8.larger, in_fp8.smaller))
-    with pytest.raises(MachineError, match="load the model in 4 bits"):
-        plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_4bit=False))
-    with pytest.raises(MachineError) as refused:
-        plan_3b(shape_3b, "5GB", recipe=RECIPE.replace(load_in_fp8=True))
-    assert "load the model in 4 bits" not in str(refused.value)
-
-
-@pytest.mark.usefixtures("gpu_with_bf16")
 def test_full_fine_tuning_takes_more_memory_and_time_than_an_adapter(shape_3b):
     lora, full = (plan_3b(shape_3b, "200GB", recipe=RECIPE.replace(method=method)) for method in ("lora", "full"))
     # Updates within the backward pass have 8-bit moments, and keep no gradients.

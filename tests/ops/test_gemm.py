@@ -6,7 +6,6 @@ import pytest
 import torch
 from fake_gpu import FakeCuda, simulate
 
-from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.ops import tuning
 from sebp_edge.ops.gpu import cublaslt, gemm
 from sebp_edge.ops.gpu.cublaslt import Matmul, Product
@@ -77,27 +76,12 @@ def matrices(rows=24, inner=16, columns=32, dtype=torch.bfloat16, device="cpu", 
     return torch.randn(rows, columns, **make).to(dtype), torch.randn(rows, inner, **make).to(dtype), b
 
 
-def matrices_in_fp8(*shape, device="cpu"):
-    out, a, b = matrices(*shape, device=device, transposed=True)
-    # Strides stay.
-    return out, a.to(torch.float8_e4m3fn), b.T.to(torch.float8_e4m3fn).T
-
-
 class TestSupportedProducts:
     def test_both_layouts_of_a_weight(self):
         out, a, b = matrices()
         assert Product.of(out, a, b, accumulates=True) == Product("bfloat16", 24, 16, 32, (16, 32, 32), False, True)
         out, a, b = matrices(transposed=True)
         assert Product.of(out, a, b, accumulates=False) == Product("bfloat16", 24, 16, 32, (16, 16, 32), True, False)
-
-    def test_matrices_in_fp8_with_a_product_in_bf16(self, tmp_path):
-        out, a, b = matrices_in_fp8()
-        product = Product.of(out, a, b, accumulates=False)
-        assert product == Product("float8_e4m3fn", 24, 16, 32, (16, 16, 32), True, False)
-        gemm.write(tmp_path / "products.json", {product: 3})
-        assert gemm.read(tmp_path / "products.json") == {product: 3}
-        for other in ((out, a, b.T.contiguous().T.clone(memory_format=torch.contiguous_format)), (out.half(), a, b)):
-            assert Product.of(*other, accumulates=False) is None
 
     def test_parts_of_wider_matrices(self):
         out, a, b = matrices(columns=64)
@@ -315,20 +299,6 @@ class TestOnAGpu:
             found = out.clone()
             matmul.run(algorithm, found, a, b)
             assert relative(found, truth) <= allowed
-
-    @pytest.mark.parametrize("shape", [(96, 256, 512), (1, 16, 16), (836, 3072, 5120)])
-    def test_every_algorithm_multiplies_fp8(self, shape):
-        if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
-            pytest.skip("this GPU does not multiply FP8")
-        out, a, b = matrices_in_fp8(*shape, device="cuda")
-        matmul, truth = Matmul(Product.of(out, a, b, accumulates=False), 0), a.double() @ b.double()
-        assert matmul.algorithms
-        for algorithm in matmul.algorithms:
-            found = torch.full_like(out, torch.nan)
-            matmul.run(algorithm, found, a, b)
-            assert relative(found, truth) < 4e-3
-        gemm.multiply_(out, a, b)
-        assert relative(out, truth) < 4e-3
 
     def test_parts_of_wider_matrices_are_right_and_leave_the_rest(self):
         out, a, b = matrices(200, 64, 512, device="cuda")

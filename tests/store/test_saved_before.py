@@ -109,6 +109,19 @@ def test_a_pruned_version_is_listed_and_its_weights_are_refused_in_one_sentence(
     assert (result.version, result.not_comparable) == (2, "its files are damaged, or of another sebp-edge")
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_a_version_of_a_recipe_that_knew_fp8_is_listed_shown_and_generates_what_it_did(store, value):
+    adapter = store.adapter("letters")
+    path = adapter.open(2).path / "sebp_edge.json"
+    values = json.loads(path.read_text())
+    values["recipe"]["load_in_fp8"] = value
+    path.write_text(json.dumps(values))
+    assert (adapter.versions(), adapter.active(), adapter.open(2).record.recipe["load_in_fp8"]) == ([1, 2], 2, value)
+    assert "load_in_fp8" in adapter.report(2).to_html()
+    text = personalizer(store).generate("the ferry", adapter="letters", temperature=0, max_new_tokens=12)
+    assert text == CONTINUATION
+
+
 def test_a_store_with_packed_lists_tells_what_its_versions_know(packed_store):
     adapter = packed_store.adapter("letters")
     assert (packed_store.names(), adapter.versions(), adapter.open().version) == (["letters"], [1, 2], 2)

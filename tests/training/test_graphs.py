@@ -33,7 +33,6 @@ from sebp_edge.engine.training.update_in_backward import UpdateInBackward
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import CannotCapture
 from sebp_edge.events import ExamplesEvaluated, GraphCaptured, Notice, StepDone
-from sebp_edge.machine.fp8_support import LEAST_CAPABILITY
 from sebp_edge.values.example import Example
 
 pytestmark = pytest.mark.gpu
@@ -114,22 +113,10 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
 def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(dequantised_blocks, tokenizer, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     options = MemoryOptions(checkpoints=1, dequantised_blocks=dequantised_blocks)
-    check_quantised({"load_in_4bit": True}, options, tokenizer, tmp_path)
-
-
-@pytest.mark.parametrize("checkpoints", [0, 1])
-def test_a_base_in_fp8_trains_with_graphs_without_waiting_for_the_gpu(checkpoints, tokenizer, tmp_path):
-    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
-        pytest.skip("this GPU does not multiply FP8")
-    check_quantised({"load_in_fp8": True}, MemoryOptions(checkpoints=checkpoints), tokenizer, tmp_path)
-
-
-def check_quantised(changes, options, tokenizer, tmp_path):
-    """Compares gradients in graphs with eager ones and with those of the dequantised model."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
     make_llama(**sizes).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    base = load_base_model(resolve(tmp_path), RECIPE.replace(**changes), torch.device("cuda"))
+    base = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), torch.device("cuda"))
     examples, events = make_examples([31, 2, 17, 64, 5, 40], prompt=3), []
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
     twin = LoraAdaptation(dequantised_llama(base.model, **sizes), torch.float32)

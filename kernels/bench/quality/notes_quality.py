@@ -1,11 +1,11 @@
 """Measures what an adaptation to real notes gains and costs: the gate's losses, general loss, copying, time.
 
     python kernels/bench/quality/notes_quality.py FOLDER... [--model tiny ...] [--notes 200] [--seeds 0 1 2]
-                                                    [--recipe notes] [--device cpu] [--4bit | --fp8] [--record [FILE]]
+                                                    [--recipe notes] [--device cpu] [--4bit] [--record [FILE]]
 
 The seed draws --notes notes from each folder; it also sets the splits, the shuffling and the initial weights. --4bit
-and --fp8 measure each with a base model in full precision and in 4 bits or FP8: both see the same documents in the same
-order, and each adapter is evaluated on the base model that it was trained on.
+measures each with a base model in full precision and in 4 bits: both see the same documents in the same order, and each
+adapter is evaluated on the base model that it was trained on.
 """
 
 import random
@@ -32,12 +32,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--recipe", nargs="+", default=["notes"])
     parser.add_argument("--model", nargs="+", default=["tiny"])
     parser.add_argument("--device")
-    parser.add_argument("--4bit", action="store_const", dest="base", const="load_in_4bit", default="")
-    parser.add_argument("--fp8", action="store_const", dest="base", const="load_in_fp8")
+    parser.add_argument("--4bit", action="store_true", dest="four_bit")
     options = parser.parse_args(arguments)
     records = []
-    names = {"load_in_4bit": "4 bits", "load_in_fp8": "FP8"}
-    bases = {"full precision": {}} | ({names[options.base]: {options.base: True}} if options.base else {})
+    bases = {"full precision": {}} | ({"4 bits": {"load_in_4bit": True}} if options.four_bit else {})
     cases = product(options.model, options.recipe, options.folders, bases, options.seeds)
     for model, recipe_name, folder, base, seed in cases:
         recipe = Recipe.load(recipe_name).replace(**bases[base])
@@ -45,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
         about = {"model": Path(model).name, "texts": folder.name, "recipe": recipe.name, "base": base, "seed": seed}
         records.append(evidence.show(about | found))
     on_cpu = pick_device(options.device).type == "cpu"
-    name = {"load_in_4bit": "four-bit-quality", "load_in_fp8": "fp8-quality"}.get(options.base, "notes-quality")
+    name = "four-bit-quality" if options.four_bit else "notes-quality"
     evidence.record(name, SOURCES, records, options.record, on_cpu)
 
 

@@ -4,7 +4,6 @@
     python kernels/bench/speed/peers.py --shape qwen3-0.6b                or smollm2-135m
     python kernels/bench/speed/peers.py --full                            all weights trained, in bf16
     python kernels/bench/speed/peers.py --4bit                            LoRA on a base model in 4 bits
-    python kernels/bench/speed/peers.py --fp8                             products in FP8 beside those in bf16
     python kernels/bench/speed/peers.py --loss-share 0.25                 a loss on the last quarter of each text only
     python kernels/bench/speed/peers.py --arms "hf graph,sebp-edge step" --batches 4
     python kernels/bench/speed/peers.py --tiny                            a small shape on the CPU, to try the benchmark
@@ -30,7 +29,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
-from speed.trainers.arms import ARMS, FOUR_BIT, FP8, FULL, LORA, LOSS_SHARE
+from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
 from speed.trainers.limit import CEILINGS, Ceilings, Size, limit_ms
 from speed.trainers.runs import run_in_turn
 from speed.trainers.work import SHAPES, TINY, Job
@@ -51,7 +50,6 @@ def main(arguments: list[str] | None = None) -> None:
             device="cpu" if options.tiny else "cuda",
             full=options.full,
             four_bit=options.four_bit,
-            fp8=options.fp8,
             loss_share=options.loss_share,
             batches=options.batches,
             folder=folder,
@@ -72,7 +70,6 @@ def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argpars
     parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0])
     parser.add_argument("--full", action="store_true", help="train all weights")
     parser.add_argument("--4bit", dest="four_bit", action="store_true", help="LoRA on a base model in 4 bits")
-    parser.add_argument("--fp8", action="store_true", help="LoRA on a base model in FP8, beside bf16")
     parser.add_argument("--loss-share", type=float, default=1.0, metavar="SHARE", help="of each text, at its end")
     parser.add_argument("--arms", metavar="NAMES", help=f"with commas between them: {', '.join(ARMS)}")
     parser.add_argument("--batches", default="1,4,16,64", metavar="TEXTS", help="numbers of texts, at most 64")
@@ -103,7 +100,7 @@ def choose_arms(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         if unknown:
             parser.error(f"no arm is called {unknown[0]!r}; there are {', '.join(ARMS)}.")
         return names
-    asked = {FULL: options.full, FOUR_BIT: options.four_bit, FP8: options.fp8, LOSS_SHARE: options.loss_share < 1}
+    asked = {FULL: options.full, FOUR_BIT: options.four_bit, LOSS_SHARE: options.loss_share < 1}
     kinds = {kind for kind, is_asked in asked.items() if is_asked} or {LORA}
     return [name for name, arm in ARMS.items() if kinds <= arm.tables]
 
@@ -154,7 +151,7 @@ def compare(rows: list[dict], job: Job, ceilings: Ceilings | None) -> None:
 
 def record_name(job: Job) -> str:
     shape = [] if job.shape == SHAPES[0] else [job.shape]
-    kinds = {"full": job.full, "4bit": job.four_bit, "fp8": job.fp8, "loss-share": job.loss_share < 1}
+    kinds = {"full": job.full, "4bit": job.four_bit, "loss-share": job.loss_share < 1}
     return "-".join(["peers", *shape, *(kind for kind, is_asked in kinds.items() if is_asked)])
 
 

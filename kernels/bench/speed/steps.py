@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
 def measure(recipe: str, options: argparse.Namespace, device: torch.device) -> list[dict]:
     """One row per variant."""
     reference, recipe = resolve_config(options.model), Recipe.load(recipe)
-    if recipe.load_in_4bit or recipe.load_in_fp8:
+    if recipe.load_in_4bit:
         raise RecipeError(f"The recipe {recipe.name!r} quantises the model, which has no fp32 reference; use another.")
     longest = read_shape(reference).longest or math.inf
     context_length = options.context or min(recipe.context_length, longest)

@@ -17,10 +17,9 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-FP8 = "float8_e4m3fn"
-TYPES = {"bfloat16": 14, "float16": 2, FP8: 28}  # CUDA_R_16BF, CUDA_R_16F, CUDA_R_8F_E4M3
+TYPES = {"bfloat16": 14, "float16": 2}  # CUDA_R_16BF, CUDA_R_16F
 _FP32, _COMPUTE_FP32 = 0, 68
-_TRANSPOSE_FIRST, _FAST_SUMS = 3, 25  # attributes of a product
+_TRANSPOSE_FIRST = 3  # an attribute of a product
 _MAX_WORKSPACE, _REDUCTIONS, _MIN_ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # attributes of a preference
 _REDUCED_IN_FP32 = 2  # split sums are not rounded in between
 _ALIGNMENT = 16
@@ -31,7 +30,7 @@ class Product(NamedTuple):
     """One kind of product, by all that an algorithm depends on: out = A B, or out += A B.
 
     Attributes:
-        dtype: of all three, "bfloat16" or "float16"; or FP8 of A and B, whose product is in bf16.
+        dtype: of all three, "bfloat16" or "float16".
         num_rows, num_inner, num_columns: A has num_rows x num_inner elements, B num_inner x num_columns.
         strides: elements between rows, of A, of B (between columns, if transposed) and of out.
         transposed: whether B's columns are contiguous instead of its rows.
@@ -50,23 +49,18 @@ class Product(NamedTuple):
     def of(cls, out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> "Product | None":
         """None if only torch can multiply these matrices, or refuse them: other dtypes, empty or unaligned ones."""
         fits = out.shape == (a.shape[0], b.shape[1]) and a.shape[1] == b.shape[0]
-        if not (fits and a.dtype == b.dtype and out.device == a.device == b.device):
+        if not (fits and out.dtype == a.dtype == b.dtype and out.device == a.device == b.device):
             return None
-        dtype = str(a.dtype).removeprefix("torch.")
+        dtype = str(out.dtype).removeprefix("torch.")
         transposed = b.stride(0) == 1 and b.stride(1) != 1
-        if out.dtype != (torch.bfloat16 if dtype == FP8 else a.dtype) or (dtype == FP8 and not transposed):
-            return None
         strides = a.stride(0), b.stride(int(transposed)), out.stride(0)
         contiguous = a.stride(1) == out.stride(1) == b.stride(int(not transposed)) == 1
         widths = a.shape[1], b.shape[int(not transposed)], out.shape[1]
         if dtype not in TYPES or not contiguous or 0 in (*out.shape, a.shape[1]):
             return None
-        if any(stride < width for stride, width in zip(strides, widths, strict=True)):
+        if any(stride < width or stride % 8 for stride, width in zip(strides, widths, strict=True)):
             return None
-        matrices = a, b, out
-        if any(stride * each.itemsize % _ALIGNMENT for stride, each in zip(strides, matrices, strict=True)):
-            return None
-        if any(matrix.data_ptr() % _ALIGNMENT for matrix in matrices):
+        if any(matrix.data_ptr() % _ALIGNMENT for matrix in (out, a, b)):
             return None
         return cls(dtype, *a.shape, b.shape[1], strides, transposed, accumulates)
 
@@ -108,19 +102,15 @@ class Matmul:
 
     def _describe(self, product: Product) -> None:
         dtype, (stride_a, stride_b, stride_out) = TYPES[product.dtype], product.strides
-        is_fp8 = product.dtype == FP8
         rows, inner, columns = product[1:4]
         rows_b, columns_b = (inner, columns) if product.transposed else (columns, inner)
         self._descriptor, transposed = c_void_p(), c_int(product.transposed)
         _call("cublasLtMatmulDescCreate", byref(self._descriptor), _COMPUTE_FP32, _FP32)
         _set("cublasLtMatmulDescSetAttribute", self._descriptor, _TRANSPOSE_FIRST, transposed)
-        if is_fp8:
-            # Sums keep 14 bits then, which is more than the factors have.
-            _set("cublasLtMatmulDescSetAttribute", self._descriptor, _FAST_SUMS, ctypes.c_int8(1))
         self._layouts = [
             _layout(dtype, rows_b, columns_b, stride_b),
             _layout(dtype, inner, rows, stride_a),
-            _layout(TYPES["bfloat16"] if is_fp8 else dtype, columns, rows, stride_out),
+            _layout(dtype, columns, rows, stride_out),
         ]
 
     def run(self, algorithm: _Algorithm, out: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:

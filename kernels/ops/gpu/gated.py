@@ -16,8 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..quantised import Fp8Rows
-from .fp8 import scale_and_inverse
 from .lora import place_of, rank_block, sum_over_rows
 from .move_rows import in_parts, load_sum, with_contiguous_rows
 
@@ -54,16 +52,7 @@ def _gate_up_gradients(dout, gate, up, sigmoid, slope):
 
 @triton.jit
 def _gated_kernel(
-    gate_ptr,
-    up_ptr,
-    out_ptr,
-    codes_ptr,
-    scales_ptr,
-    num_columns,
-    stride_gate,
-    stride_up,
-    IS_GELU: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    gate_ptr, up_ptr, out_ptr, num_columns, stride_gate, stride_up, IS_GELU: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     # 64 bits: an offset may pass 2^31 elements.
     row = tl.program_id(0).to(tl.int64)
@@ -74,13 +63,6 @@ def _gated_kernel(
     sigmoid, _ = _sigmoid_and_its_slope(gate, IS_GELU)
     out = (gate * sigmoid * up).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * num_columns + columns, out, mask=mask)
-    if codes_ptr is not None:
-        # A block has the whole row then.
-        out = out.to(tl.float32)
-        scale, inverse = scale_and_inverse(tl.max(tl.abs(out), axis=0))
-        tl.store(scales_ptr + row, scale)
-        codes = (out * inverse).to(codes_ptr.dtype.element_ty)
-        tl.store(codes_ptr + row * num_columns + columns, codes, mask=mask)
 
 
 @triton.jit
@@ -113,7 +95,6 @@ def _gated_backward_kernel(
 def _gated_lora_backward_kernel(
     dout_ptr,
     place_ptr,
-    scales_ptr,
     lora_up_ptr,
     lora_a_ptr,
     gate_ptr,
@@ -216,8 +197,6 @@ def _gated_lora_backward_kernel(
         if has_rows:
             dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
             dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
-            if scales_ptr is not None:
-                dout *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
             dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
         sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
         if sums:
@@ -232,21 +211,12 @@ def _gated_lora_backward_kernel(
         tl.store(to_a, dlora, mask=lora_mask)
 
 
-def gated(gate_NM: Tensor, up_NM: Tensor, activation: str, in_fp8: Fp8Rows | None = None) -> Tensor:
+def gated(gate_NM: Tensor, up_NM: Tensor, activation: str) -> Tensor:
     out_NM = gate_NM.new_empty(gate_NM.shape)
-    block = BLOCK_M if in_fp8 is None else triton.next_power_of_2(gate_NM.shape[1])
     if out_NM.numel():
         gate_NM, up_NM = with_contiguous_rows(gate_NM), with_contiguous_rows(up_NM)
-        _gated_kernel[len(gate_NM), triton.cdiv(gate_NM.shape[1], block)](
-            gate_NM,
-            up_NM,
-            out_NM,
-            *(in_fp8 or (None, None)),
-            gate_NM.shape[1],
-            gate_NM.stride(0),
-            up_NM.stride(0),
-            **_options(activation) | {"BLOCK_M": block},
-            num_warps=min(16, max(4, block // 1024)),
+        _gated_kernel[_grid(gate_NM)](
+            gate_NM, up_NM, out_NM, gate_NM.shape[1], gate_NM.stride(0), up_NM.stride(0), **_options(activation)
         )
     return out_NM
 
@@ -271,23 +241,16 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 
 
 def gated_lora_backward(
-    dout_NM: Tensor,
-    up_NR: Tensor,
-    lora_A: Tensor,
-    gate_NM: Tensor,
-    up_NM: Tensor,
-    activation: str,
-    scales_N: Tensor | None = None,
+    dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
     """dA comes in fp32."""
     # Of no outputs the kernel reads nothing that dB takes.
     dout_NM, up, no_outputs = with_contiguous_rows(dout_NM), with_contiguous_rows(up_NR), up_NR[:, :0]
-    return joined_gated_backward(dout_NM, scales_N, up, lora_A, gate_NM, up_NM, activation, no_outputs, up_NR, 1.0)[:2]
+    return joined_gated_backward(dout_NM, up, lora_A, gate_NM, up_NM, activation, no_outputs, up_NR, 1.0)[:2]
 
 
 def joined_gated_backward(
     product: Tensor,
-    scales_N: Tensor | None,
     up: Tensor,
     lora_A: Tensor,
     gate_NM: Tensor,
@@ -298,7 +261,7 @@ def joined_gated_backward(
     scaling: float,
     place: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The same from dY W, whose rows may have scales, and U, both maybe in parts; and dB, [P, R] in fp32.
+    """The same from dY W and U, both maybe in parts; and dB, [P, R] in fp32.
 
     Args:
         place: see `joined_backward`. The gradients take it only if one program has all rows of a column.
@@ -327,7 +290,6 @@ def joined_gated_backward(
     _gated_lora_backward_kernel[tiles_of_outputs + num_tiles * (1 + sums_apart), num_shares](
         product_SNM,
         place,
-        scales_N,
         up_SNR,
         lora_A,
         gate_NM,

@@ -42,7 +42,6 @@ def multiply(a_NK: Tensor, b_KM: Tensor) -> Tensor:
 
 
 def multiply_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
-    """Writes A B, which is in bf16 for FP8; then B's columns are contiguous."""
     _run(out_NM, a_NK, b_KM, accumulates=False)
 
 
@@ -111,10 +110,7 @@ def _choice(product: Product, index: int, folder: Path | None, out: Tensor, a: T
 
 
 def _multiply_by_torch(out: Tensor, a: Tensor, b: Tensor, accumulates: bool, scale: float = 1.0) -> None:
-    if a.dtype == torch.float8_e4m3fn:
-        one = torch.ones((), device=a.device)
-        torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=out.dtype, use_fast_accum=True, out=out)
-    elif accumulates:
+    if accumulates:
         out.addmm_(a, b, alpha=scale)
     else:
         torch.mm(a, b, out=out)

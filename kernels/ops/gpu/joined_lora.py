@@ -81,7 +81,6 @@ def _add_lora_kernel(
 @triton.jit
 def _add_up(
     product_ptr,
-    scales_ptr,
     up_ptr,
     lora_a_ptr,
     dx_ptr,
@@ -111,8 +110,6 @@ def _add_up(
     up = load_sum(up_ptrs, has_row[:, None] & has_rank[None, :], stride_us, NUM_UP_PARTS).to(lora_a.dtype)
     product_ptrs = product_ptr + rows[:, None] * stride_pn + columns[None, :]
     dx = load_sum(product_ptrs, mask, stride_ps, NUM_PARTS).to(tl.float32)
-    if scales_ptr is not None:
-        dx *= tl.load(scales_ptr + rows, mask=has_row, other=0.0)[:, None]
     dx = tl.dot(up, lora_a, dx, input_precision="ieee")
     tl.store(dx_ptr + rows[:, None] * num_inputs + columns[None, :], dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -121,7 +118,6 @@ def _add_up(
 def _joined_backward_kernel(
     product_ptr,
     place_ptr,
-    scales_ptr,
     up_ptr,
     dout_ptr,
     x_ptr,
@@ -219,7 +215,6 @@ def _joined_backward_kernel(
     else:
         _add_up(
             product_ptr,
-            scales_ptr,
             up_ptr,
             lora_a_ptr,
             dx_ptr,
@@ -283,7 +278,6 @@ def add_lora(
 
 def joined_backward(
     product: Tensor,
-    scales_N: Tensor | None,
     up: Tensor,
     dout_NM: Tensor,
     x_NK: Tensor,
@@ -295,7 +289,7 @@ def joined_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
 
-    They are computed from dY W, whose rows may have scales, and U; both may be in parts.
+    They are computed from dY W and U; both may be in parts.
 
     Args:
         place: see `LoraGroup.place`; None to return the gradients.
@@ -315,7 +309,6 @@ def joined_backward(
     _joined_backward_kernel[num_programs,](
         product_SNK,
         place,
-        scales_N,
         up_SNR,
         dout_NM,
         x_NK,

@@ -16,9 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..quantised import Fp8Rows
-from .fp8 import scale_and_inverse
-
 # Elements per program if rows are short; most programs that share the rows of dw.
 BLOCK_ELEMENTS, MAX_SHARES = 1024, 256
 
@@ -35,8 +32,6 @@ def _rms_norm_kernel(
     weight_ptr,
     out_ptr,
     rstd_ptr,
-    codes_ptr,
-    scales_ptr,
     num_rows,
     num_columns,
     x_inner,
@@ -57,13 +52,7 @@ def _rms_norm_kernel(
     out = x * rstd[:, None] * weight[None, :]
     tl.store(rstd_ptr + rows, rstd, mask=rows < num_rows)
     out_offsets = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-    out = out.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_offsets, out, mask=mask)
-    if codes_ptr is not None:
-        out = out.to(tl.float32)
-        scales, inverses = scale_and_inverse(tl.max(tl.abs(out), axis=1))
-        tl.store(scales_ptr + rows, scales, mask=rows < num_rows)
-        tl.store(codes_ptr + out_offsets, (out * inverses[:, None]).to(codes_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + out_offsets, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -148,9 +137,7 @@ def _blocks(num_columns: int) -> dict[str, int]:
     }
 
 
-def rms_norm(
-    x: Tensor, weight_D: Tensor, eps: float, offset: float, in_fp8: Fp8Rows | None = None
-) -> tuple[Tensor, Tensor]:
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
     out, rstd = x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
     num_rows, num_columns = rstd.numel(), x.shape[-1]
     if num_rows:
@@ -161,7 +148,6 @@ def rms_norm(
             weight_D.contiguous(),
             out,
             rstd,
-            *(in_fp8 or (None, None)),
             num_rows,
             num_columns,
             *rows[1:],

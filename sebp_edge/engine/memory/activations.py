@@ -89,15 +89,6 @@ class Activations:
             numbers += [rows * block.gate_and_up, sizes.tokens * (block.queries + 2 * block.keys)]
         return self.setup.itemsize * max(numbers)
 
-    def in_fp8(self, sizes: Bucket) -> int:
-        """Returns the bytes of the widest input or gradient in FP8, which exists besides the tensor itself."""
-        if not self.setup.recipe.load_in_fp8:
-            return 0
-        numbers = [max(map(max, block.linears.values()), default=0) for block in self._shape.distinct_blocks]
-        known = [block for block in self._shape.distinct_blocks if block.kind is not None]
-        numbers += [max(block.gate_and_up, block.queries + 2 * block.keys) for block in known]
-        return sizes.tokens * max(numbers)
-
     def temporary(self, sizes: Bucket) -> int:
         """Returns the bytes that a model family's own code allocates and frees within a block."""
         rows = self._mlp_rows(sizes.tokens)

@@ -25,7 +25,6 @@ from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, takes_4_bits
 from sebp_edge.engine.models.shape import DecoderShape
 from sebp_edge.engine.sparse.rows.schedule import RowLimit, Schedule
 from sebp_edge.errors import MachineError
-from sebp_edge.machine.fp8_support import refuse_without_fp8
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.preparation_progress import SILENT, Progress
@@ -52,8 +51,6 @@ def make_plan(
 
     The schedules stay laid out for the smallest micro-batches of all choices.
     """
-    if recipe.load_in_fp8:
-        refuse_without_fp8(target.device)
     candidates = _Candidates(shape, dataset, schedules, recipe, target, progress)
     larger = chosen = smaller = None
     fitting_host = (choice for choice in candidates.for_recipe(recipe) if choice.host_memory <= target.host)
@@ -222,7 +219,7 @@ class _Candidates:
         footprint = predict_footprint(
             setup, work.trained, work.evaluated, self.target.context, num_trainings=self._num_trainings
         )
-        dtype = "nf4" if recipe.load_in_4bit else "fp8" if recipe.load_in_fp8 else self.target.dtype
+        dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
         kept, common = self._kept(setup), _common(setup, work)

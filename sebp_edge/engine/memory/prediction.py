@@ -54,7 +54,7 @@ def predict_footprint(
         "adapter": _adapter(setup, num_trainings),
         "gradients": _gradients(setup),
         "optimizer": _moments(setup),
-        "activations": largest.activations + _one_matrix(setup) + max(map(activations.in_fp8, (*trained, *evaluated))),
+        "activations": largest.activations + _one_matrix(setup),
         "loss": largest.loss,
         "graphs": _graphs(setup, max(trained)),
     }

@@ -21,10 +21,9 @@ class FullWeights:
     MARKERS = ("model.safetensors",)
 
     def __init__(self, base: BaseModel):
-        if base.in_4bit or base.in_fp8:
+        if base.in_4bit:
             raise ModelError(
-                f"{base.reference.name!r} is in {'4 bits' if base.in_4bit else 'FP8'}, which full fine-tuning cannot "
-                "train; load it in 16 bits."
+                f"{base.reference.name!r} is in 4 bits, which full fine-tuning cannot train; load it in 16 bits."
             )
         self.model, self._dtype, self._tokenizer = base.model, base.dtype, base.tokenizer
         self._cpu_weights = {name: tensor.to("cpu", copy=True) for name, tensor in saved_tensors(self.model)}

@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.stopping import Check
-from sebp_edge.engine.models import fp8, hub
+from sebp_edge.engine.models import hub
 from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
 from sebp_edge.engine.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
@@ -39,7 +39,6 @@ from sebp_edge.engine.models.soundness import (
 from sebp_edge.engine.models.vocabulary import Vocabulary
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
-from sebp_edge.machine.fp8_support import refuse_without_fp8
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
 
@@ -56,7 +55,7 @@ class BaseModel:
 
     Attributes:
         model: in evaluation mode, on `device`.
-        dtype: of its computation, and of its weights except those of linear layers if `in_4bit` or `in_fp8`.
+        dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
         fingerprint: identifies the base model; adapters record it.
         has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
     """
@@ -79,16 +78,9 @@ class BaseModel:
         return getattr(self.model, "is_loaded_in_4bit", False)
 
     @property
-    def in_fp8(self) -> bool:
-        """Whether its linear layers are in FP8, those whose sizes are no multiples of 16 excepted."""
-        return fp8.is_in_fp8(self.model)
-
-    @property
     def precision(self) -> str:
-        """The number format of its linear layers: "nf4" for 4 bits, "fp8", or the name of `dtype`."""
-        if self.in_4bit:
-            return "nf4"
-        return "fp8" if self.in_fp8 else str(self.dtype).removeprefix("torch.")
+        """The number format of its linear layers: "nf4" for 4 bits, or the name of `dtype`."""
+        return "nf4" if self.in_4bit else str(self.dtype).removeprefix("torch.")
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -135,11 +127,8 @@ def load_base_model(
 
     Raises:
         ModelError: it is not available, is no decoder, or its files are damaged.
-        MachineError: memory runs out, or this machine cannot run base models in 4 bits or in FP8.
+        MachineError: memory runs out, or this machine cannot run base models in 4 bits.
     """
-    if recipe.load_in_fp8:
-        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-        refuse_without_fp8(device.type, capability)
     config = _config_to_load(reference)
     dtype = devices.pick_dtype(device, config.get_text_config().hidden_size)
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
@@ -155,13 +144,6 @@ def load_base_model(
     _make_exact(reference, model, device)
     with raising_model_error(reference, _NEEDS):
         refuse_non_finite(reference.name, model, folder)
-    if recipe.load_in_fp8:
-        fp8.quantise_(model)
-        if not fp8.is_in_fp8(model):
-            raise ModelError(
-                f"{reference.name!r} has no linear layer whose sizes are multiples of 16, as FP8 needs; leave out "
-                "load_in_fp8."
-            )
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
 
 

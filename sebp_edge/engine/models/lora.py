@@ -19,18 +19,11 @@ from sebp_edge.basics.weights import (
     read_weights,
     refuse_non_finite,
 )
-from sebp_edge.engine.models.fp8 import Fp8Linear
 from sebp_edge.engine.models.libraries import quick_import_of_bitsandbytes
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError, SparsityError
 from sebp_edge.machine.devices import forked_random_state
-from sebp_edge.ops import (
-    FourBits,
-    Fp8Weight,
-    LoraProjection,
-    QuantisedScales,
-    QuantisedWeight,
-)
+from sebp_edge.ops import FourBits, LoraProjection, QuantisedScales, QuantisedWeight
 from sebp_edge.recipe import MAX_LORA_ALPHA, Recipe
 
 with quick_import_of_bitsandbytes():
@@ -303,7 +296,7 @@ def _mismatch(base: BaseModel, folder: Path) -> BaseModelMismatch:
 def plain_projection(layer: nn.Module) -> LoraProjection | None:
     """Returns a PEFT layer's present projection if it is a frozen linear layer with one plain LoRA adapter, else None.
 
-    The base weight may be in FP8 or 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
+    The base weight may be in 4 bits. Dropout, DoRA and other variants, several, merged or disabled adapters, and
     adapters with a bias are not plain.
     """
     if not _is_linear(layer) or layer.merged or layer.disable_adapters or len(layer.active_adapters) != 1:
@@ -314,7 +307,7 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
         return None
     if name in layer.lora_variant or layer.lora_bias[name] or type(layer.lora_dropout[name]) is not nn.Identity:
         return None
-    weight = _frozen_weight(base)
+    weight = base.weight if type(base) is nn.Linear else _in_4_bits(base)
     if weight is None:
         return None
     bias = None if base.bias is None else base.bias.to(weight.dtype)
@@ -323,17 +316,11 @@ def plain_projection(layer: nn.Module) -> LoraProjection | None:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    """Whether this is PEFT's LoRA layer on a linear one, in full precision, in FP8 or in bitsandbytes' 4 bits."""
+    """Whether this is PEFT's LoRA layer on a linear one, in full precision or in bitsandbytes' 4 bits."""
     if type(layer) is PeftLoraLinear:
-        return type(layer.base_layer) in (nn.Linear, Fp8Linear)
+        return type(layer.base_layer) is nn.Linear
     # By name: importing PEFT's class imports bitsandbytes, which only 4-bit base models need.
     return f"{type(layer).__module__}.{type(layer).__name__}" == "peft.tuners.lora.bnb.Linear4bit"
-
-
-def _frozen_weight(base: nn.Module) -> Tensor | Fp8Weight | QuantisedWeight | None:
-    if type(base) is nn.Linear:
-        return base.weight
-    return base.quantised if type(base) is Fp8Linear else _in_4_bits(base)
 
 
 def _in_4_bits(base: nn.Module) -> QuantisedWeight | None:

@@ -112,13 +112,11 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         product, low = with_down.tensor_split([sum(ends)], dim=1)
         out, down = kernels.add_lora(product, low, new(sum(ends), rank), None, ends, 1.0)
         (dx, up), place = with_up.tensor_split([SIZE], dim=1), place_of(2 * num_projections * SIZE * rank)
-        kernels.joined_backward(dx, None, up, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, place)
+        kernels.joined_backward(dx, up, out, new(ROWS, SIZE), down, joined.stacked_A, ends, 1.0, place)
 
     def finish_gated() -> None:
         lora_A, place = new(rank, columns), place_of(rank * (columns + hidden.shape[1]))
-        op("gated").joined_gated_backward(
-            gate.clone(), None, low, lora_A, gate, up, activation, hidden, low, 1.0, place
-        )
+        op("gated").joined_gated_backward(gate.clone(), low, lora_A, gate, up, activation, hidden, low, 1.0, place)
 
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)

@@ -8,13 +8,12 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from sebp_edge.engine.models import fp8
 from speed.trainers import four_bit, variants
 from speed.trainers.attention import VARLEN
 from speed.trainers.steps import Variant
 from speed.trainers.work import PROJECTIONS, RANK, Job, make_base, make_model, shape_config, with_adapters
 
-LORA, FULL, FOUR_BIT, FP8, LOSS_SHARE = "LoRA", "all weights", "4 bits", "FP8", "a share of the loss"
+LORA, FULL, FOUR_BIT, LOSS_SHARE = "LoRA", "all weights", "4 bits", "a share of the loss"
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,6 @@ class Arm:
         packages: what it needs besides torch, transformers and PEFT.
         max_texts: the most texts in a batch; larger batches are left out.
         apart: whether each batch has a process of its own, so that none waits for another's failure.
-        leeway: how many times the error of gradients that others may have is accepted.
     """
 
     variant: Variant
@@ -36,7 +34,6 @@ class Arm:
     packages: tuple[str, ...] = ()
     max_texts: int = 64
     apart: bool = False
-    leeway: float = 1.0
 
     def unsupported_reason(self, job: Job) -> str | None:
         """What this arm needs and this machine lacks, in words; None if nothing."""
@@ -57,12 +54,6 @@ def with_rounded_weights(job: Job) -> nn.Module:
     """The model in full precision, with the values of its weights in 4 bits."""
     base = make_base(job)
     four_bit.round_(base)
-    return with_adapters(base, job)
-
-
-def with_fp8(job: Job) -> nn.Module:
-    base = make_base(job)
-    fp8.quantise_(base)
     return with_adapters(base, job)
 
 
@@ -105,9 +96,7 @@ ARMS = {
     "drop-in padded to 4096": Arm(variants.DROP_IN, {LORA}, max_texts=4),
     "sebp-edge all rows": Arm(variants.HOISTED_WITH_ALL_ROWS, {LOSS_SHARE}),
     "sebp-edge hoisted": Arm(variants.HOISTED, {LORA, FULL}),
-    "sebp-edge step": Arm(variants.OUR_STEP, {LORA, FULL, FOUR_BIT, FP8, LOSS_SHARE}),
-    # Ten times the error of bf16, of which others may have two.
-    "sebp-edge step in FP8": Arm(variants.OUR_STEP, {FP8}, with_fp8, leeway=5.0),
+    "sebp-edge step": Arm(variants.OUR_STEP, {LORA, FULL, FOUR_BIT, LOSS_SHARE}),
     "sebp-edge step keeping 14 blocks": Arm(variants.OUR_STEP_KEEPING_14, {FOUR_BIT}),
     "sebp-edge step keeping 28 blocks": Arm(variants.OUR_STEP_KEEPING_28, {FOUR_BIT}),
     "sebp-edge step in full precision": Arm(variants.OUR_STEP, {FOUR_BIT}, with_rounded_weights),

@@ -18,7 +18,6 @@ if ARM.startswith("unsloth"):
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -80,8 +79,6 @@ def measure(arm: Arm, job: Job, repeats: int = REPEATS) -> Iterator[dict]:
 
 def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference, repeats: int) -> dict:
     model.zero_grad(set_to_none=True)
-    allowed = replace(reference.allowed, gradient_error=arm.leeway * reference.allowed.gradient_error)
-    reference = replace(reference, allowed=allowed)
     parameters = trained(model)
     # The previous batch has changed the weights.
     fill(parameters)

@@ -54,7 +54,6 @@ class Job:
         device: "cuda" (in bf16) or "cpu" (in fp32).
         full: whether all weights are trained, instead of LoRA adapters in fp32.
         four_bit: whether the linear layers of the base model are in 4 bits, except the head.
-        fp8: whether an arm has them in FP8.
         loss_share: the share of each text, at its end, that has a loss; 1.0 for whole texts.
         batches: the number of texts in each batch.
         folder: holds the reference, and the model if an arm needs its files.
@@ -65,7 +64,6 @@ class Job:
     device: str
     full: bool
     four_bit: bool
-    fp8: bool
     loss_share: float
     batches: list[int]
     folder: str

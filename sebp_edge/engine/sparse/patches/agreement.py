@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.units import percent
-from sebp_edge.engine.models.fp8 import inputs_as_they_are
 from sebp_edge.engine.models.sharding import DTensor, computing_device, computing_dtype
 from sebp_edge.engine.sparse.patches.state import without_hooks
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
@@ -66,8 +65,6 @@ def find_mismatch(
 ) -> str | None:
     """Returns None if both return the same numbers, else the reason in words. Runs without gradients and dropout.
 
-    Layers in FP8 do not round what they read, unless they are fused.
-
     An error of the model's code counts as a mismatch; running out of memory is raised.
 
     Args:
@@ -76,7 +73,7 @@ def find_mismatch(
         with_hooks: whether users' hooks run.
     """
     try:
-        with evaluating(model, with_hooks=with_hooks), inputs_as_they_are(model):
+        with evaluating(model, with_hooks=with_hooks):
             difference = disagreement(model, expected(), found(), tolerance)
     except FAILURES as error:
         if ran_out_of_memory(error):

@@ -2,8 +2,8 @@
 
 PEFT keeps the parameters, settings and files. A layer that is not plain when it is called (dropout, DoRA; several,
 merged or disabled adapters) runs PEFT's code, and so does one whose weights are sharded. While layers are fused, the
-base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Weights in FP8 have a
-transposed copy besides. Quantised weights stay where they are; those of some blocks also have a dequantised copy.
+base weights of a group are stacked in one storage, and each layer's weight is a view of its part. Quantised weights
+stay where they are; those of some blocks also have a dequantised copy.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,6 @@ from sebp_edge.engine.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.engine.sparse.patches.state import has_hooks
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.ops import (
-    Fp8Weight,
     GatedInputs,
     LoraGroup,
     LoraProjection,
@@ -157,12 +156,7 @@ def _grouped(plain: dict[str, nn.Module], ungrouped: nn.Module | None) -> list[t
 def _alike(layers: list[nn.Module]) -> bool:
     """Whether these layers can be stacked."""
     projections = [plain_projection(layer) for layer in layers]
-    return len({(p.lora_A.shape, p.scaling, _kind(p.weight), p.lora_A.device) for p in projections}) == 1
-
-
-def _kind(weight: Tensor | Fp8Weight | QuantisedWeight) -> tuple:
-    """What weights that are stacked have in common."""
-    return type(weight), weight.dtype, weight.scale if isinstance(weight, Fp8Weight) else None
+    return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
 
 
 class _LayerGroup:
@@ -199,7 +193,7 @@ class _LayerGroup:
         if self.stacked is None:
             return
         if self.holds_weights and not is_sharded(self.layers[0]):
-            storage = _storage(self.stacked.stored)
+            storage = _storage(self.stacked.weight.stacked)
             for layer in self.layers:
                 if _storage(layer.base_layer.weight) == storage:
                     layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
@@ -213,7 +207,7 @@ class _LayerGroup:
         """Whether the layers' weights are views of a copy."""
         stacked = self.stacked
         copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
-        return stacked is not None and copied and stacked.stored is not None
+        return stacked is not None and copied and stacked.weight.stacked is not None
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -276,10 +270,10 @@ class _LayerGroup:
             options = {"dequantised": self._dequantised, "joined": self._joined}
             self.stacked = LoraGroup.stack(projections, self._scratch, **options)
         # Quantised weights stay where they are, be they dequantised besides or not.
-        if not self.stacked.is_quantised:
-            for layer, part in zip(self.layers, self.stacked.stored.split(self.stacked.columns), strict=True):
-                layer.base_layer.weight.data = part.view(layer.base_layer.weight.dtype)
-            projections = [plain_projection(layer) for layer in self.layers]
+        weight = self.stacked.weight
+        if weight.quantised is None:
+            for projection, part in zip(projections, weight.stacked.split(weight.columns), strict=True):
+                projection.weight.data = part
         self._projections = projections  # as long as they exist, no other tensor has their ids
         self._key = _key(projections)
 
@@ -293,7 +287,5 @@ def _storage(weight: Tensor) -> int:
     return weight.untyped_storage().data_ptr()
 
 
-def _identity(weight: Tensor | Fp8Weight | QuantisedWeight | None) -> int | tuple[int, ...] | None:
-    if isinstance(weight, Fp8Weight):
-        return weight.codes.data_ptr()
+def _identity(weight: Tensor | QuantisedWeight | None) -> int | tuple[int, ...] | None:
     return weight.data_ptr() if isinstance(weight, Tensor) else getattr(weight, "identity", None)

@@ -2,7 +2,7 @@
 
 A trial, not the class, decides which modules are replaced: one that is not exactly such a norm or MLP keeps its own
 forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
-keep them; see `SmallOps.source_of`. For layers in FP8 the outputs are written in FP8, too.
+keep them; see `SmallOps.source_of`.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sebp_edge.engine.models.fp8 import is_in_fp8
 from sebp_edge.engine.sparse.patches.agreement import find_mismatch
 from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward
-from sebp_edge.ops import ACTIVATIONS, Fp8Rows, GatedInputs, Recompute, gated, rms_norm, runs_kernels
+from sebp_edge.ops import ACTIVATIONS, GatedInputs, Recompute, gated, rms_norm, runs_kernels
 
 # All parts of Llama's MLP.
 MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -44,10 +43,9 @@ class SmallOps(Patch):
 
     def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
         """Yields the modules that pass a trial, each with a function that computes the same."""
-        in_fp8 = is_in_fp8(self._decoder)
         for module in list(self._decoder.modules()):
             # A forward that was already replaced stays as it is.
-            replacement = self._find_replacement(module, in_fp8) if has_own_forward(module) else None
+            replacement = self._find_replacement(module) if has_own_forward(module) else None
             if replacement is not None:
                 yield module, replacement
 
@@ -55,13 +53,11 @@ class SmallOps(Patch):
         """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
-    def _find_replacement(self, module: nn.Module, in_fp8: bool) -> Callable[[Tensor], Tensor] | None:
+    def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         """Returns a function that computes the same as the module, or None."""
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
-            # Not those of heads, whose outputs no layer in FP8 reads.
-            is_of_states = module.weight.numel() == self._decoder.get_input_embeddings().weight.shape[1]
-            candidates = [_Norm(module, offset, self._sources, is_of_states and in_fp8) for offset in (0.0, 1.0)]
+            candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
         elif _looks_like_an_mlp(module):
             embedding = self._decoder.get_input_embeddings().weight
             trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
@@ -107,20 +103,18 @@ def _is_activation(mlp: nn.Module, name: str) -> bool:
 class _Norm:
     """Replacement of one RMSNorm's `forward`."""
 
-    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary, in_fp8: bool):
+    def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
         self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
-        self.in_fp8 = in_fp8
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
         # Each class promotes inputs of another dtype in its own way.
         if x.dtype != weight.dtype:
             return type(self.module).forward(self.module, x)
-        in_fp8 = Fp8Rows.beside(x) if self.in_fp8 else None
-        out = rms_norm(x, weight, eps, offset, in_fp8)
-        if out.requires_grad or in_fp8 is not None:
+        out = rms_norm(x, weight, eps, offset)
+        if out.requires_grad:
             tensors = x.detach(), weight.detach()
-            self.sources[out] = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), tensors, in_fp8)
+            self.sources[out] = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), tensors)
         return out
 
 
@@ -129,12 +123,10 @@ class _Mlp:
 
     def __init__(self, module: nn.Module, activation: str, sources: WeakTensorKeyDictionary):
         self.module, self.activation, self.sources = module, activation, sources
-        self.in_fp8 = is_in_fp8(module.down_proj)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up, activation = self.module.gate_proj(x), self.module.up_proj(x), self.activation
-        in_fp8 = Fp8Rows.beside(gate) if self.in_fp8 else None
-        hidden = gated(gate, up, activation, in_fp8)
-        if hidden.requires_grad or in_fp8 is not None:
-            self.sources[hidden] = GatedInputs(gate, up, activation, in_fp8)
+        hidden = gated(gate, up, activation)
+        if hidden.requires_grad:
+            self.sources[hidden] = GatedInputs(gate, up, activation)
         return self.module.down_proj(hidden)
