@@ -151,7 +151,7 @@ def _read_into(
         content, contents = None, contents[::-1]
         for number in range(1, len(contents) + 1):
             name = source.name if is_alone else f"{source.name}, record {number}"
-            additions.add(name, contents.pop(), faults, front_matter, is_named=source.is_named)
+            additions.add(name, contents.pop(), faults, front_matter, source.path, is_named=source.is_named)
         reading.left_out += faults.left_out
         yield source.size
     reading.exports, reading.authors = reading.chats.summaries(), reading.chats.authors()
@@ -200,7 +200,14 @@ class _Additions:
         self._seen = {_digest(document.content): document.source for document in reading.documents}
 
     def add(
-        self, name: str, content: Content | Unreadable, faults: "_Faults", front_matter: str = "", *, is_named: bool
+        self,
+        name: str,
+        content: Content | Unreadable,
+        faults: "_Faults",
+        front_matter: str = "",
+        path: Path | None = None,
+        *,
+        is_named: bool,
     ) -> None:
         """Adds a document, or what is wrong with it to the faults."""
         content, data = _cleaned(content)
@@ -212,7 +219,9 @@ class _Additions:
             faults.add(name, f"the same as {self._seen[key]}", "the same as other documents")
         else:
             self._seen[key] = name
-            self._reading.documents.append(Document(name, content, name if is_named else None, front_matter))
+            self._reading.documents.append(
+                Document(name, content, name if is_named else None, front_matter, path and str(path.absolute()))
+            )
 
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, Counter[str]]:

@@ -213,6 +213,17 @@ class AskParams(TextsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchParams:
+    """See `Personalizer.search`."""
+
+    question: str
+    paths: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    before: str = ""
+    num_passages: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
 class StartJobParams:
     """Starts a job, once for each `id`, which the app chooses.
 
@@ -369,7 +380,7 @@ def parse(kind: type[Kind], params: object, method: str) -> Kind:
     return kind(**values)
 
 
-def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
+def texts_of(params: TextsParams | SearchParams | ResumeJobParams) -> list | None:
     """Returns what a Personalizer takes as texts."""
     return [*map(Path, params.paths), *params.texts] or None
 

@@ -21,7 +21,7 @@ export type Methods = { "ping": NoParams; "status": NoParams; "initialize": Init
   "adapters.activate": VersionParams; "adapters.rollback": AdapterParams; "adapters.rename": RenameParams;
   "adapters.remove": AdapterParams; "adapters.documents": AdapterParams; "adapters.diff": DiffParams;
   "report": AdapterParams; "models": FoldersParams; "recipes": NoParams; "inspect": TextsParams; "plan": PlanParams;
-  "ask": AskParams; "generate": GenerateParams; "complete": CompleteParams; };
+  "ask": AskParams; "search": SearchParams; "generate": GenerateParams; "complete": CompleteParams; };
 export type AdaptParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; paths?: string[]; texts?: string[]; name?: string | null; polite?: boolean; threads?: number | null;
   gpu_share?: number | null; activate_anyway?: boolean; fresh?: boolean; sync?: boolean; keep_samples?: boolean; };
@@ -70,6 +70,8 @@ export type RenameParams = { name: string; new_name: string; };
 export type ResumeJobParams = { id: string; changed?: string; paths?: string[]; texts?: string[]; };
 export type RunningJobParams = { expected_job_id: string; };
 export type Sample = { document: string; beginning: string; base: string; before: string | null; after: string; };
+export type SearchParams = { question: string; paths?: string[]; texts?: string[]; before?: string;
+  num_passages?: number; };
 export type StartJobParams = { id: string; kind?: keyof JobParamsOf; params: JobParamsOf[keyof JobParamsOf]; };
 export type SubscribeParams = { id: string; since?: number; };
 export type TextsParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;

@@ -186,8 +186,10 @@ STORE = {
     "recipes": messages.NoParams,
 }
 PLANNER = {"inspect": messages.TextsParams, "plan": messages.PlanParams}
-WORKER = {"ask": messages.AskParams, "generate": messages.GenerateParams, "complete": messages.CompleteParams}
+# What a planner answers too, but a worker that is there answers sooner: it has read the texts before.
+SEARCH = {"ask": messages.AskParams, "search": messages.SearchParams}
+WORKER = {"generate": messages.GenerateParams, "complete": messages.CompleteParams}
 # The class of the parameters of each method.
-METHODS = {name: params for name, (params, _) in HERE.items()} | STORE | PLANNER | WORKER
+METHODS = {name: params for name, (params, _) in HERE.items()} | STORE | PLANNER | SEARCH | WORKER
 # What may be asked before `initialize`.
 FIRST = frozenset({"ping", "status", "initialize", "shutdown"})

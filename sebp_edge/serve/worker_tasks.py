@@ -41,6 +41,7 @@ from sebp_edge.serve.messages import (
     PlanParams,
     Refusal,
     ResumeJobParams,
+    SearchParams,
     TextsParams,
     cancelled,
     error_of,
@@ -263,6 +264,17 @@ class Worker:
             served = self._served_with_weights(params, id)
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
 
+    def _search(self, params: SearchParams, id: str | int) -> dict:
+        one = self._quoting = self._quoting or self._personalizer(ModelParams())
+        found = one.search(
+            params.question,
+            texts_of(params),
+            before=params.before,
+            num_passages=params.num_passages,
+            stop_when=self._tasks.stops[id],
+        )
+        return asdict(found)
+
     def _streamed(
         self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...] = ()
     ) -> dict:
@@ -360,6 +372,7 @@ def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list
 
 _ANSWERS = {
     "ask": Worker._ask,
+    "search": Worker._search,
     "generate": Worker._generate,
     "complete": Worker._complete,
     "inspect": Worker._inspect,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from sebp_edge.serve.client import Client, ServerError
 from sebp_edge.serve.http.streaming import EventStream, body_of, described, texts_and_result, to_json, unless_gone
 from sebp_edge.serve.messages import Refusal, SubscribeParams, parse, read
-from sebp_edge.serve.methods import WORKER
+from sebp_edge.serve.methods import SEARCH, WORKER
 
 
 class Rpc:
@@ -39,7 +39,7 @@ class Rpc:
                 asked = parse(SubscribeParams, params, name)
                 found = await self._client.call("jobs.get", id=asked.id)
                 return EventStream(self._events(id, found, asked.since), failed)
-            if name in WORKER and "text/event-stream" in request.headers.get("accept", ""):
+            if name in (WORKER | SEARCH) and "text/event-stream" in request.headers.get("accept", ""):
                 return EventStream(self._texts(id, name, params), failed)
             result = await unless_gone(request, self._client.request(name, params))
             return to_json(_message(id=id, result=result))
