@@ -150,6 +150,8 @@ class Executor:
         match message["tells"]:
             case "event":
                 self._jobs.add_event(self.running, message["event"])
+            case "loaded":
+                worker.loaded = message["loaded"]
             case "running":
                 if self._jobs.get(self.running).state == "starting":
                     self._jobs.change(self.running, "running")

@@ -17,7 +17,7 @@ export type Methods = { "ping": NoParams; "status": NoParams; "initialize": Init
   "unload": NoParams; "cancel": CancelParams; "jobs.start": StartJobParams; "jobs.get": JobParams;
   "jobs.list": NoParams; "jobs.pause": RunningJobParams; "jobs.resume": ResumeJobParams;
   "jobs.cancel": RunningJobParams; "jobs.remove": JobParams; "jobs.subscribe": SubscribeParams;
-  "jobs.unsubscribe": JobParams; "adapters.list": NoParams; "adapters.history": AdapterParams;
+  "jobs.unsubscribe": JobParams; "health": NoParams; "adapters.list": NoParams; "adapters.history": AdapterParams;
   "adapters.activate": VersionParams; "adapters.rollback": AdapterParams; "adapters.rename": RenameParams;
   "adapters.remove": AdapterParams; "adapters.documents": AdapterParams; "adapters.diff": DiffParams;
   "report": AdapterParams; "models": FoldersParams; "recipes": NoParams; "inspect": TextsParams; "plan": PlanParams;

@@ -173,6 +173,7 @@ HERE = {
 }
 # What is answered later: from the store, by a planner, or by the worker.
 STORE = {
+    "health": messages.NoParams,
     "adapters.list": messages.NoParams,
     "adapters.history": messages.AdapterParams,
     "adapters.activate": messages.VersionParams,

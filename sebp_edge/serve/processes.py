@@ -95,6 +95,7 @@ class WorkerProcess:
     Attributes:
         lines: what it tells, up to its end.
         requests: the `id`s of requests that it has not answered.
+        loaded: the model that it has loaded, as it has told; None without one.
         used: when it was last given work or answered, as `time.monotonic` has it.
     """
 
@@ -107,6 +108,7 @@ class WorkerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
         self.requests: set[str | int] = set()
+        self.loaded: dict | None = None
         self.used = time.monotonic()
 
     @property

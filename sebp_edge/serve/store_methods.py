@@ -1,18 +1,23 @@
-"""Methods about what is on the disk: saved adapters, their reports, models. None needs torch.
+"""Methods about what is on this machine: saved adapters, their reports, models, its state. None needs torch.
 
 They run in a thread of their own, since another process may hold the store's lock for a while.
 """
 
 import queue
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from sebp_edge.basics.version import __version__
 from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.known_machine import recall_machine
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import finite
+from sebp_edge.machine.host import free_host_memory
+from sebp_edge.machine.packages import package_versions
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
@@ -152,7 +157,24 @@ def models(store: AdapterStore, params: FoldersParams) -> dict:
     return {"known": known, "local": find_local_models(params.folders)}
 
 
+def health(store: AdapterStore, params: NoParams) -> dict:
+    """Returns versions, the device that is used by default, and free memory in bytes.
+
+    The device is None until a worker has found a GPU, or that there is none.
+    """
+    target, free = recall_machine(None) or (None, None)
+    return {
+        "versions": {"sebp_edge": __version__, **package_versions()},
+        "device": target and target.device,
+        "dtype": target and target.dtype,
+        "free_memory": free,
+        "free_host_memory": free_host_memory(),
+        "free_disk": shutil.disk_usage(store.folder).free,
+    }
+
+
 _CALLS = {
+    "health": health,
     "adapters.list": list_adapters,
     "adapters.history": history,
     "adapters.activate": lambda store, params: {

@@ -223,6 +223,8 @@ class Supervisor:
     def _answer_from_store(self, answered: tuple[str | int, dict]) -> None:
         id, answer = answered
         name, params = self.store.requests.pop(id)
+        if name == "health" and "result" in answer:
+            answer["result"]["loaded"] = self.executor.worker and self.executor.worker.loaded
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
             if (problem := self.jobs.journal.problem) is not None:

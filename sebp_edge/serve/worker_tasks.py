@@ -23,7 +23,7 @@ from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, Sink, TensorWritten, TextsRead, finite, silent
+from sebp_edge.events import Event, ModelLoaded, Sink, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set_session_niceness
 from sebp_edge.machine.process import memory_of
@@ -141,6 +141,15 @@ class Worker:
         self._outbox.wait_for_room()
         self._outbox.send({"tells": tells, **values})
 
+    def _tell_loaded(self) -> None:
+        loaded = None
+        for used in (
+            one.in_use for one in (self._served, self._job) if one is not None and one.in_use.base is not None
+        ):
+            loaded = {"model": used.reference.public_name, "device": used.device.type, "dtype": used.base.precision}
+            loaded["size"] = used.loaded_bytes
+        self._tell("loaded", loaded=loaded)
+
     # ------------------------------------------------------------------------------------------------------------ jobs
 
     def _run_job(self, task: dict) -> None:
@@ -153,6 +162,7 @@ class Worker:
         except Exception as error:
             state, facts["error"] = next(state for kind, state in _STATES if isinstance(error, kind)), shown(error)
         self._job = None
+        self._tell_loaded()
         self._tell("ended", state=state, facts=facts)
         if state == "done":
             keep_shape(self._served.reference)
@@ -191,6 +201,8 @@ class Worker:
         # Again: somebody may have put a link into the place of a folder meanwhile.
         if isinstance(event, TextsRead | TensorWritten):
             self._refuse_outside()
+        if isinstance(event, ModelLoaded):
+            self._tell_loaded()
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         self._while_waiting()
 
@@ -234,6 +246,7 @@ class Worker:
             answer = {"error": error_of(error)}
         self._tasks.stops.pop(id)
         self._tasks.answering = None
+        self._tell_loaded()
         self._tell("answer", id=id, **answer)
 
     def _generate(self, params: GenerateParams, id: str | int) -> dict:

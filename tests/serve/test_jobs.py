@@ -90,6 +90,24 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
     assert [shared.event("first")["number"] for _ in events[seen:]] == list(range(seen + 1, len(events) + 1))
 
 
+def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, training):
+    server.call("jobs.start", id="first", params=training)
+    server.call("jobs.subscribe", id="first")
+    server.event("first", lambda event: event["event"] == "step")
+    health = server.call("health")
+    assert (health["device"], health["dtype"]) == ("cpu", "float32") and health["free_memory"] > 10**6
+    loaded = health["loaded"]
+    assert (loaded["model"], loaded["device"], loaded["dtype"]) == ("micro-llama", "cpu", "float32")
+    server.call("jobs.cancel", expected_job_id="first")
+    server.state("first")
+    prompt = {"model": training["model"], "device": "cpu", "prompt": "the", "max_new_tokens": 1}
+    server.call("generate", **prompt)
+    again = server.call("health")["loaded"]
+    assert again == loaded | {"size": again["size"]} and 0 < again["size"] <= loaded["size"]  # without an adapter
+    server.call("unload")
+    assert server.call("health")["loaded"] is None
+
+
 def test_a_job_that_is_over_is_removed_and_one_that_runs_is_not(server, settings, training, too_little):
     server.call("jobs.start", id="little", params=too_little)
     server.call("jobs.subscribe", id="little")

@@ -127,6 +127,16 @@ def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_pat
     assert server.answer(made)["peak"] > 0
 
 
+def test_health_tells_versions_and_what_is_free_and_wakes_no_worker(server):
+    health = server.call("health")
+    assert health["versions"]["sebp_edge"] and health["versions"]["torch"] and health["loaded"] is None
+    assert min(health[free] for free in ("free_host_memory", "free_disk")) > 10**6
+    assert refused(server, "health", device="cpu").code == "invalid_params"
+    loaded = {one.path for one in psutil.Process(server.process.pid).memory_maps()}
+    assert not any(name in path for path in loaded for name in ("torch", "numpy", "transformers"))
+    assert server.call("status")["worker"] is None and rss(server.process.pid) < 40 * 2**20
+
+
 def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
     with Server(warm=True) as server:
         assert server.call("ping") == {}
