@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +25,6 @@ Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 Number = Annotated[int, typer.Argument(help="Number of a version.")]
 Version = Annotated[int | None, typer.Option(help="Only this version.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-def _to_dict(saved) -> dict:
-    where = {"name": saved.name, "version": saved.version, "active": saved.active, "adapter_path": str(saved.path)}
-    return {"event": "adapter"} | where | asdict(saved.record)
 
 
 def _readable_versions(store) -> Iterator:
@@ -56,7 +50,7 @@ def list_adapters(as_json: Json = False) -> None:
         store, rows = open_store(), []
         for saved, is_best in _readable_versions(store):
             if as_json:
-                print_json(_to_dict(saved))
+                _print_saved(saved)
             record = saved.record
             # The active one is mostly the best.
             state = "active" if saved.active else "best so far" if is_best else ""
@@ -92,7 +86,7 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
         adapter = open_store().adapter(name)
         for number in adapter.versions() if version is None else [version]:
             saved = adapter.open(number)
-            record = _to_dict(saved)
+            record = {"event": "adapter"} | saved.to_dict()
             documents = [] if version is None else adapter.documents(number)
             if as_json:
                 manifest = {"manifest": [document.to_dict() for document in documents]}
@@ -159,25 +153,27 @@ def diff(
 
 
 @app.command()
-def activate(name: Name, version: Number) -> None:
+def activate(name: Name, version: Number, as_json: Json = False) -> None:
     """Make a version the active one."""
-    with one_sentence_errors():
-        open_store().adapter(name).activate(version)
-        _print_active(name, version)
+    with one_sentence_errors(as_json=as_json):
+        _show_active(open_store().adapter(name).activate(version), as_json)
 
 
 @app.command()
-def rollback(name: Name) -> None:
+def rollback(name: Name, as_json: Json = False) -> None:
     """Make the version active again that was active before the active one."""
-    with one_sentence_errors():
-        _print_active(name, open_store().adapter(name).rollback().version)
+    with one_sentence_errors(as_json=as_json):
+        _show_active(open_store().adapter(name).rollback(), as_json)
 
 
 @app.command()
-def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")]) -> None:
+def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")], as_json: Json = False) -> None:
     """Give an adapter another name."""
-    with one_sentence_errors():
+    with one_sentence_errors(as_json=as_json):
         open_store().adapter(name).rename(new_name)
+        if as_json:
+            print_json({"event": "renamed", "name": name, "new_name": new_name})
+            return
         out.print(f"The adapter {name!r} is now {new_name!r}.", markup=False)
 
 
@@ -251,10 +247,14 @@ def export_archive(
     names: Annotated[
         bool, typer.Option("--names", help="Include the names of the documents, and samples that were kept.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
-    with one_sentence_errors():
+    with one_sentence_errors(as_json=as_json):
         saved = open_store().adapter(name).export_archive(to, version, with_names=names)
+        if as_json:
+            _print_saved(saved)
+            return
         out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
 
 
@@ -268,7 +268,7 @@ def import_archive(
     with one_sentence_errors(as_json=as_json):
         saved = open_store().import_archive(file, name)
         if as_json:
-            print_json(_to_dict(saved))
+            _print_saved(saved)
             return
         command = shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
         out.print(f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}", markup=False)
@@ -281,6 +281,17 @@ def _print_documents(rows: list[tuple]) -> None:
         split = f"{document.split}, gone" if document.absent else document.split
         table.append([what, printable(document.label), tokens, split, document.hash])
     print_table(["", "document", "tokens", "split", "hash"], table)
+
+
+def _print_saved(saved) -> None:
+    print_json({"event": "adapter"} | saved.to_dict())
+
+
+def _show_active(saved, as_json: bool) -> None:
+    if as_json:
+        _print_saved(saved)
+    else:
+        _print_active(saved.name, saved.version)
 
 
 def _print_active(name: str, version: int | None) -> None:

@@ -78,9 +78,9 @@ class Executor:
             self._kill_at = time.monotonic() + CANCEL_SECONDS
 
     def save_job(self) -> None:
-        """Makes the job that runs save its state and end; an export has none to save."""
-        export = self._jobs.get(self.running).kind == "export"
-        self.worker.send({"do": "stop job" if export else "pause job"})
+        """Makes the job that runs save its state, if it has one, and end."""
+        has_state = self._jobs.get(self.running).stored is not None
+        self.worker.send({"do": "pause job" if has_state else "stop job"})
 
     def _end_job(self, state: str, facts: dict) -> None:
         id, self.running, self._kill_at = self.running, None, None

@@ -167,6 +167,14 @@ class ExportParams(TextsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyParams(TextsParams):
+    """See `Personalizer.verify_forgotten`."""
+
+    name: str = "default"
+    device: str | None = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanParams(TextsParams):
     """See `Personalizer.plan`."""
 
@@ -228,7 +236,7 @@ class StartJobParams:
     """Starts a job, once for each `id`, which the app chooses.
 
     Attributes:
-        kind: "adapt", "forget" or "export".
+        kind: "adapt", "forget", "export" or "verify".
         params: those of the kind.
     """
 
@@ -302,6 +310,30 @@ class DiffParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WriteArchiveParams(AdapterParams):
+    """A version, and the new file that it is written to; see `Adapter.export_archive`."""
+
+    to: str
+    names: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadArchiveParams:
+    """A file with a version, and the name that the adapter gets; by default the one in the file."""
+
+    file: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcParams:
+    """How many of the newest versions of each adapter are kept, and whether the others are deleted, or only named."""
+
+    keep: int = 3
+    delete: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RenameParams:
     """An adapter's name, and its new one."""
 
@@ -316,7 +348,9 @@ class FoldersParams:
     folders: tuple[str, ...] = ()
 
 
-JOBS = {"adapt": AdaptParams, "forget": ForgetParams, "export": ExportParams}
+# What can be gone on with; the others must be started anew.
+TRAININGS = {"adapt": AdaptParams, "forget": ForgetParams}
+JOBS = TRAININGS | {"export": ExportParams, "verify": VerifyParams}
 
 
 def read_object(data: bytes) -> dict:

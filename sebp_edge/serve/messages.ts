@@ -11,8 +11,8 @@ export type EventMessage = EvaluatedMessage | ExampleAnalyzedMessage | ExamplesE
 export type JobError = RefusalData & { message: string };
 export type WithoutHead<Message> = Message extends unknown ? Omit<Message, "v" | "time" | "job"> : never;
 export type JobResult = WithoutHead<ResultAdaptMessage | UnchangedAdaptMessage | ResultForgetMessage |
-  ResultExportMessage>;
-export type JobParamsOf = { adapt: AdaptParams; forget: ForgetParams; export: ExportParams; };
+  ResultExportMessage | ResultVerifyMessage>;
+export type JobParamsOf = { adapt: AdaptParams; forget: ForgetParams; export: ExportParams; verify: VerifyParams; };
 export type Methods = { "ping": NoParams; "status": NoParams; "initialize": InitializeParams; "shutdown": NoParams;
   "unload": NoParams; "cancel": CancelParams; "jobs.start": StartJobParams; "jobs.get": JobParams;
   "jobs.list": NoParams; "jobs.pause": RunningJobParams; "jobs.resume": ResumeJobParams;
@@ -20,6 +20,7 @@ export type Methods = { "ping": NoParams; "status": NoParams; "initialize": Init
   "jobs.unsubscribe": JobParams; "health": NoParams; "adapters.list": NoParams; "adapters.history": AdapterParams;
   "adapters.activate": VersionParams; "adapters.rollback": AdapterParams; "adapters.rename": RenameParams;
   "adapters.remove": AdapterParams; "adapters.documents": AdapterParams; "adapters.diff": DiffParams;
+  "adapters.export": WriteArchiveParams; "adapters.import": ReadArchiveParams; "adapters.gc": GcParams;
   "report": AdapterParams; "models": FoldersParams; "recipes": NoParams; "inspect": TextsParams; "plan": PlanParams;
   "ask": AskParams; "search": SearchParams; "generate": GenerateParams; "complete": CompleteParams; };
 export type AdaptParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
@@ -44,6 +45,7 @@ export type ForgetParams = { model?: string; recipe?: string | null; device?: st
   me?: string[]; paths?: string[]; texts?: string[]; name?: string | null; polite?: boolean; threads?: number | null;
   gpu_share?: number | null; documents: string[]; near_duplicates?: boolean; activate_anyway?: boolean; };
 export type GainKept = { quant: string; loss_base: number; loss: number; share: number | null; };
+export type GcParams = { keep?: number; delete?: boolean; };
 export type GenerateParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; prompt?: string | null; messages?: (Record<string, unknown>)[]; adapter?: string | null;
   version?: number | null; max_new_tokens?: number; temperature?: number; top_p?: number; top_k?: number | null;
@@ -65,6 +67,7 @@ export type ProbeFigures = { items: number; before: number; after: number; lost:
 export type QuizFigures = { questions: number; right_before: number; right_after: number; right_passage_before: number;
   right_passage_after: number; alone_before: number; alone_after: number; refused: number; rightly_refused: number;
   general_questions: number; general_before: number; general_after: number; right_active: number | null; };
+export type ReadArchiveParams = { file: string; name?: string | null; };
 export type RefusalData = { code: string; hint: string; retry: boolean; };
 export type RenameParams = { name: string; new_name: string; };
 export type ResumeJobParams = { id: string; changed?: string; paths?: string[]; texts?: string[]; };
@@ -76,10 +79,13 @@ export type StartJobParams = { id: string; kind?: keyof JobParamsOf; params: Job
 export type SubscribeParams = { id: string; since?: number; };
 export type TextsParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; paths?: string[]; texts?: string[]; name?: string | null; };
+export type VerifyParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
+  me?: string[]; paths?: string[]; texts?: string[]; name?: string; };
 export type VersionParams = { name: string; version: number; };
 export type WordFigures = { keystrokes: number; saved_before: number; saved_after: number;
   saved_more_lowest: number | null; saved_more_highest: number | null; words: number; guessed_before: number;
   guessed_after: number; guessed_more_lowest: number | null; guessed_more_highest: number | null; is_typed: boolean; };
+export type WriteArchiveParams = { name: string; version?: number | null; to: string; names?: boolean; };
 export type EvaluatedMessage = { v: 1; time: number; job: string; event: "evaluated"; phase: string; split: string;
   epoch: number; loss: number | null; best: boolean; };
 export type ExampleAnalyzedMessage = { v: 1; time: number; job: string; event: "example_analyzed"; example: number;
@@ -134,6 +140,9 @@ export type ResultForgetMessage = { v: 1; time: number; job: string; event: "res
   documents: string[]; near_duplicates: string[]; versions_removed: number[]; replaced_by: number | null; exact: string;
   weights: string | null; lost: number; active: number | null; not_reached: string; forgotten: string; path: string;
   sebp_edge: string; format: number; };
+export type ResultVerifyMessage = { v: 1; time: number; job: string; event: "result"; result_of: "verify"; name: string;
+  receipt: string; verified: boolean; version: number | null; weights: string | null; trained_again: string | null;
+  explanation: string; };
 export type SavedMessage = { v: 1; time: number; job: string; event: "saved"; name: string | null;
   version: number | null; adapter_path: string; active: boolean; };
 export type StartedMessage = { v: 1; time: number; job: string; event: "started"; version: string; schema_hash: string;

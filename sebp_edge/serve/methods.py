@@ -45,7 +45,7 @@ def start_job(server, params: StartJobParams) -> dict:
 def pause_job(server, params: RunningJobParams) -> dict:
     """Pauses the running job: its state is saved, and the worker ends. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
-    if job.state not in ("running", "pausing") or job.kind == "export":
+    if job.state not in ("running", "pausing") or job.stored is None:
         raise _wrong_state(job)
     if job.state == "running":
         server.executor.pause_job()
@@ -122,8 +122,7 @@ def check_paths(params: object, folders: Sequence[Path]) -> None:
         Refusal: a path is not absolute, or is outside.
     """
     paths = [*getattr(params, "paths", ()), *getattr(params, "folders", ())]
-    if getattr(params, "to", None) is not None:
-        paths.append(params.to)
+    paths += [getattr(params, key) for key in ("to", "file") if hasattr(params, key)]
     for path in paths:
         real_path(path)
     names = [*getattr(params, "documents", ()), getattr(params, "model", None), getattr(params, "recipe", None)]
@@ -182,6 +181,9 @@ STORE = {
     "adapters.remove": messages.AdapterParams,
     "adapters.documents": messages.AdapterParams,
     "adapters.diff": messages.DiffParams,
+    "adapters.export": messages.WriteArchiveParams,
+    "adapters.import": messages.ReadArchiveParams,
+    "adapters.gc": messages.GcParams,
     "report": messages.AdapterParams,
     "models": messages.FoldersParams,
     "recipes": messages.NoParams,

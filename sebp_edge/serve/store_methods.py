@@ -22,14 +22,14 @@ from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
     AdapterParams,
-    ExportParams,
     FoldersParams,
     ForgetParams,
+    GcParams,
     InitializeParams,
     NoParams,
     Refusal,
     ResumeJobParams,
-    TextsParams,
+    TrainingParams,
     error_of,
 )
 from sebp_edge.store.adapter_store import AdapterStore
@@ -69,8 +69,8 @@ class ServedStore:
                 answer = {"error": error_of(error)}
             yield id, answer
 
-    def keep_job(self, id: str, params: TextsParams) -> tuple[str | None, dict]:
-        """Keeps what a job is asked to do, unless it is an export; returns the adapter's name and the worker's task.
+    def keep_job(self, id: str, params: object) -> tuple[str | None, dict]:
+        """Keeps what a job is asked to do, if it is a training; returns the adapter's name and the worker's task.
 
         Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
 
@@ -78,8 +78,8 @@ class ServedStore:
             Refusal: the store has a job of this id.
             SebpEdgeError: there is no such model, recipe or name; or it could not be written.
         """
-        if isinstance(params, ExportParams):
-            return params.name, asdict(params)
+        if not isinstance(params, TrainingParams):
+            return getattr(params, "name", None), asdict(params)
         jobs = self.adapters.jobs
         if (jobs.folder / id).exists():
             raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
@@ -132,9 +132,7 @@ def list_adapters(store: AdapterStore, params: NoParams) -> dict:
 def history(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the records of all versions of an adapter."""
     adapter = store.adapter(params.name)
-    found = map(adapter.open, adapter.versions())
-    versions = [{"version": each.version, "active": each.active, **asdict(each.record)} for each in found]
-    return {"name": adapter.name, "versions": versions}
+    return {"name": adapter.name, "versions": [adapter.open(version).to_dict() for version in adapter.versions()]}
 
 
 def documents(store: AdapterStore, params: AdapterParams) -> dict:
@@ -149,6 +147,12 @@ def report(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns how a version was made and tested, as values and as a page without the owner's text."""
     found = store.adapter(params.name).report(params.version)
     return {"report": found.to_dict(), "html": found.to_html()}
+
+
+def gc(store: AdapterStore, params: GcParams) -> dict:
+    """Returns what is of no use any more, or was, if it is to be deleted."""
+    found = store.garbage(params.keep)
+    return (store.gc(found) if params.delete else found).to_dict()
 
 
 def models(store: AdapterStore, params: FoldersParams) -> dict:
@@ -192,6 +196,11 @@ _CALLS = {
     },
     "adapters.documents": documents,
     "adapters.diff": lambda store, params: store.adapter(params.name).diff(params.old, params.new).to_dict(),
+    "adapters.export": lambda store, params: (
+        store.adapter(params.name).export_archive(params.to, params.version, with_names=params.names).to_dict()
+    ),
+    "adapters.import": lambda store, params: store.import_archive(params.file, params.name).to_dict(),
+    "adapters.gc": gc,
     "report": report,
     "models": models,
     "recipes": lambda store, params: {"recipes": Recipe.names()},

@@ -33,9 +33,9 @@ from sebp_edge.run import generating
 from sebp_edge.run.asking import find_reader
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.serve.messages import (
+    JOBS,
     AskParams,
     CompleteParams,
-    ExportParams,
     GenerateParams,
     ModelParams,
     PlanParams,
@@ -43,6 +43,7 @@ from sebp_edge.serve.messages import (
     ResumeJobParams,
     SearchParams,
     TextsParams,
+    VerifyParams,
     cancelled,
     error_of,
     parse,
@@ -53,7 +54,9 @@ from sebp_edge.serve.messages import (
 from sebp_edge.serve.methods import METHODS, check_paths, refuse_outside
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
+from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.erasure import read_receipts
 from sebp_edge.store.stored_jobs import Job
 
 # Of a job that an error ends: the first that fits.
@@ -171,11 +174,17 @@ class Worker:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
         on_event = partial(self._on_event, task["id"])
         if task["stored"] is None:
-            params = parse(ExportParams, task["params"], task["kind"])
+            params = parse(JOBS[task["kind"]], task["params"], task["kind"])
             self._refuse_outside = partial(check_paths, params, self._folders)
             self._refuse_outside()
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
+            if isinstance(params, VerifyParams) and not params.paths:
+                receipts = read_receipts(adapter := job.store.adapter(params.name))
+                version = receipts[-1].replaced_by if receipts else None
+                refuse_outside(_learnt_from(adapter, version), self._folders)
             self._begin(job, params.model)
+            if isinstance(params, VerifyParams):
+                return partial(job.verify_forgotten, texts_of(params), name=params.name)
             chosen = {key: getattr(params, key) for key in options}
             return partial(job.export, params.name, params.to, texts=texts_of(params), **chosen)
         params, store = parse(ResumeJobParams, task["params"], "jobs.resume"), AdapterStore(self._settings["store"])
@@ -378,9 +387,14 @@ def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list
     if not params.paths and record.texts is not None:
         paths += [each["path"] for each in record.texts]
     elif not params.paths and record.kind == "forget" and (adapter := store.adapter(record.adapter)).exists():
-        wheres, active = adapter.wheres(), adapter.active()
-        paths += [str(path) for one in ([active] if active in wheres else wheres) for path in wheres[one].paths]
+        paths += _learnt_from(adapter, adapter.active())
     return paths
+
+
+def _learnt_from(adapter: Adapter, version: int | None) -> list[str]:
+    """Returns where the texts of a version are, or of all if that is not known."""
+    wheres = adapter.wheres()
+    return [str(path) for one in ([version] if version in wheres else wheres) for path in wheres[one].paths]
 
 
 _ANSWERS = {

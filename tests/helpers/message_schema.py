@@ -134,6 +134,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
         {},
     ),
     ("removed_job", None, {"id": str}, {}),
+    ("renamed", None, {"name": str, "new_name": str}, {}),
     ("removed", None, {"name": str, "versions": list[int], "active": int | None}, {}),
     ("garbage", None, {"keep": int, "versions": list[dict], "leftovers": list[str], "size": int}, {}),
 ]

@@ -56,13 +56,14 @@ def test_a_folder_that_became_a_link_to_outside_is_refused_when_a_job_begins_goe
         start("second", paths=[str(allowed / "sub")])
         start("export", kind="export", to=str(allowed / "sub" / "out"))
         start("forget", kind="forget", documents=[str(allowed / "sub" / "note-00.md")])
+        start("verify", kind="verify", paths=[str(allowed / "sub")])
         server.call("jobs.resume", id="paused")
         question = {"question": "What?", "model": str(model_folder), "device": "cpu", "paths": [str(allowed / "sub")]}
         server.event("first", lambda event: event["event"] == "texts_read")
         for name in ("sub", "paused"):
             swap(allowed / name)
         server.call("jobs.cancel", expected_job_id="first")
-        for id in ("second", "export", "forget", "paused"):
+        for id in ("second", "export", "forget", "verify", "paused"):
             ended = server.state(id, {"refused", "failed", "done", "interrupted"})
             assert (ended["state"], ended["error"]["code"]) == ("refused", "folder_not_allowed"), (id, ended)
         with pytest.raises(Exception, match="outside of the folders"):
