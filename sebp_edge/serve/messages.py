@@ -342,6 +342,14 @@ class RenameParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangeFoldersParams:
+    """Folders in which files may be read and written from now on, and those in which they may not be any more."""
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class FoldersParams:
     """Folders whose models are listed, too."""
 

@@ -14,8 +14,8 @@ export type JobResult = WithoutHead<ResultAdaptMessage | UnchangedAdaptMessage |
   ResultExportMessage | ResultVerifyMessage>;
 export type JobParamsOf = { adapt: AdaptParams; forget: ForgetParams; export: ExportParams; verify: VerifyParams; };
 export type Methods = { "ping": NoParams; "status": NoParams; "initialize": InitializeParams; "shutdown": NoParams;
-  "unload": NoParams; "cancel": CancelParams; "jobs.start": StartJobParams; "jobs.get": JobParams;
-  "jobs.list": NoParams; "jobs.pause": RunningJobParams; "jobs.resume": ResumeJobParams;
+  "unload": NoParams; "folders": ChangeFoldersParams; "cancel": CancelParams; "jobs.start": StartJobParams;
+  "jobs.get": JobParams; "jobs.list": NoParams; "jobs.pause": RunningJobParams; "jobs.resume": ResumeJobParams;
   "jobs.cancel": RunningJobParams; "jobs.remove": JobParams; "jobs.subscribe": SubscribeParams;
   "jobs.unsubscribe": JobParams; "health": NoParams; "adapters.list": NoParams; "adapters.history": AdapterParams;
   "adapters.activate": VersionParams; "adapters.rollback": AdapterParams; "adapters.rename": RenameParams;
@@ -32,6 +32,7 @@ export type AskParams = { model?: string; recipe?: string | null; device?: strin
   adapter?: string | null; version?: number | null; max_new_tokens?: number; };
 export type Boilerplate = { share_of_tokens: number; loss_before: number; loss_after: number; };
 export type CancelParams = { request: string | number; };
+export type ChangeFoldersParams = { add?: string[]; remove?: string[]; };
 export type CompleteParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; before: string; adapter?: string | null; version?: number | null; max_new_tokens?: number;
   min_probability?: number; };

@@ -93,6 +93,16 @@ def unload(server, params: messages.NoParams) -> dict:
     return {}
 
 
+def change_folders(server, params: messages.ChangeFoldersParams) -> dict:
+    """Changes which folders the app may use, and returns all; what was asked for before goes on with those of then."""
+    added, removed = ([real_path(each) for each in given] for given in (params.add, params.remove))
+    if unknown := next((each for each in removed if each not in server.folders), None):
+        message = f"{str(unknown)[:200]!r} is none of the folders that this app may use."
+        raise Refusal("invalid_params", message, "Call folders without parameters to see them.")
+    server.allow([each for each in dict.fromkeys([*server.folders, *added]) if each not in removed])
+    return {"folders": [*map(str, server.folders)]}
+
+
 def subscribe(server, params: SubscribeParams) -> dict:
     """Sends the events of a job after a number, and those to come, as notifications `job.event`."""
     job = server.jobs.get(params.id)
@@ -148,7 +158,7 @@ def refuse_outside(paths: Iterable[str], folders: Sequence[Path]) -> None:
             raise Refusal(
                 "folder_not_allowed",
                 f"{path[:200]!r} is outside of the folders that this app may use.",
-                "Name the folder in `folders` of initialize.",
+                "Name the folder in `folders` of initialize, or add it with folders.",
             )
 
 
@@ -159,6 +169,7 @@ HERE = {
     "initialize": (messages.InitializeParams, lambda server, params: server.initialize(params)),
     "shutdown": (messages.NoParams, lambda server, params: server.end()),
     "unload": (messages.NoParams, unload),
+    "folders": (messages.ChangeFoldersParams, change_folders),
     "cancel": (CancelParams, lambda server, params: server.cancel(params.request)),
     "jobs.start": (StartJobParams, start_job),
     "jobs.get": (JobParams, lambda server, params: _shown(server.jobs.get(params.id))),

@@ -109,7 +109,6 @@ class Worker:
     def __init__(self, tasks: Tasks, outbox: Outbox):
         self._tasks, self._outbox = tasks, outbox
         self._settings: dict = {}
-        self._folders: list[Path] = []  # which the app may use, without links
         self._served: Personalizer | None = None  # which answers
         self._quoting: Personalizer | None = None  # which answers without a model
         self._job: Personalizer | None = None  # which runs a job
@@ -126,7 +125,6 @@ class Worker:
         match task["do"]:
             case "settings":
                 self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
-                self._folders = [*map(Path, task["folders"])]
                 self._lowers_priority = task["low_priority"]
                 lower = lower_priority_of_thread if self._lowers_priority else None
                 self._jobs = ThreadPoolExecutor(1, "sebp-edge job", lower)
@@ -172,16 +170,16 @@ class Worker:
 
     def _call_of(self, task: dict) -> Callable:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
-        on_event = partial(self._on_event, task["id"])
+        on_event, folders = partial(self._on_event, task["id"]), [*map(Path, task["folders"])]
         if task["stored"] is None:
             params = parse(JOBS[task["kind"]], task["params"], task["kind"])
-            self._refuse_outside = partial(check_paths, params, self._folders)
+            self._refuse_outside = partial(check_paths, params, folders)
             self._refuse_outside()
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
             if isinstance(params, VerifyParams) and not params.paths:
                 receipts = read_receipts(adapter := job.store.adapter(params.name))
                 version = receipts[-1].replaced_by if receipts else None
-                refuse_outside(_learnt_from(adapter, version), self._folders)
+                refuse_outside(_learnt_from(adapter, version), folders)
             self._begin(job, params.model)
             if isinstance(params, VerifyParams):
                 return partial(job.verify_forgotten, texts_of(params), name=params.name)
@@ -190,7 +188,7 @@ class Worker:
         params, store = parse(ResumeJobParams, task["params"], "jobs.resume"), AdapterStore(self._settings["store"])
         stored = store.jobs.get(task["stored"])
         arguments = stored.arguments()
-        self._refuse_outside = partial(refuse_outside, _paths_of(stored, params, store), self._folders)
+        self._refuse_outside = partial(refuse_outside, _paths_of(stored, params, store), folders)
         self._refuse_outside()
         job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
         self._begin(job, arguments["model"])
@@ -242,7 +240,7 @@ class Worker:
         id, method = task["id"], task["method"]
         try:
             params = parse(METHODS[method], task["params"], method)
-            check_paths(params, self._folders)
+            check_paths(params, [*map(Path, task["folders"])])
             answer = {"result": finite(_ANSWERS[method](self, params, id))}
         except Interrupted as error:
             is_cut = self._tasks.answering == id and self._tasks.ends_job

@@ -39,17 +39,16 @@ def worker(tmp_path):
     """A worker in this process, with its tasks, a function that gives it one, and what it has told."""
     reading, writing = os.pipe()  # never closed: that would end this process
     told = []
-    outbox = SimpleNamespace(wait_for_room=lambda: None, send=told.append)
+    outbox = SimpleNamespace(wait_for_room=lambda: None, send=lambda one: one["tells"] == "loaded" or told.append(one))
     tasks = Tasks(reading, outbox)
     worker = Worker(tasks, outbox)
-    worker._do(
-        {"do": "settings", "store": str(tmp_path), "folders": ["/"], "memory_budget": None, "low_priority": False}
-    )
+    worker._do({"do": "settings", "store": str(tmp_path), "memory_budget": None, "low_priority": False})
 
     def give(method, **params):
         task = {
             "do": "answer",
             "id": "a",
+            "folders": ["/"],
             "method": method,
             "params": params | ({} if method == "search" else {"device": "cpu"}),
         }

@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from sebp_edge.serve.http.rpc import Rpc
 from sebp_edge.serve.http.streaming import to_json
 from sebp_edge.serve.messages import Refusal
 from sebp_edge.serve.processes import MAX_REQUESTS
+from sebp_edge.serve.streams import JsonRpcOutbox, Lines
 from sebp_edge.store.adapter_store import AdapterStore
 
 HOST = "127.0.0.1"
@@ -119,7 +121,8 @@ def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) 
 
     Args:
         model: the base model.
-        folders, origins: see `OpenAi` and `Guard`.
+        folders: those that questions are answered from; the app that starts this process may change them later.
+        origins: see `Guard`.
     """
     store = AdapterStore().folder.parent
     token = read_token(path := store / "http-token")
@@ -143,11 +146,13 @@ async def _serve(listening, address: str, guarded, store: str, folders: Sequence
     # A model in a folder or a file is read there, too; the server runs in another folder.
     own = [str(Path(model).absolute())] if Path(model).exists() else []
     async with await Client.start(folders=[*folders, *own], store=store) as client:
-        routes = OpenAi(client, own[0] if own else model, folders).routes()
-        routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
+        rpc, routes = Rpc(client), OpenAi(client, own[0] if own else model, own).routes()
+        routes.append(Route("/rpc", answering(rpc.answer), methods=["POST"]))
         server = _Server(guarded(Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})))
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         print(f"Serving apps at {address}.", flush=True)
+        if not os.isatty(0):  # which is a person's, and stops a process in the background that reads it
+            _hear_starter(rpc)
         ends = {serving, asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         is_broken = client.process.returncode not in (None, 0)
@@ -155,6 +160,20 @@ async def _serve(listening, address: str, guarded, store: str, folders: Sequence
     await serving
     if is_broken:
         raise MachineError("The server has ended unexpectedly.")
+
+
+def _hear_starter(rpc: Rpc) -> None:
+    """Answers the app that started this process, in a thread that reads its lines."""
+    loop, answers = asyncio.get_running_loop(), JsonRpcOutbox(os.dup(1), lambda: None)
+    lines = Lines(os.dup(0), answers)
+
+    def read() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            for line in lines:
+                answers.send(asyncio.run_coroutine_threadsafe(rpc.answer_starter(line), loop).result())
+                lines.handled()
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def _stop_at_signals() -> asyncio.Event:
