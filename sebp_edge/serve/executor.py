@@ -77,7 +77,8 @@ class Executor:
         if self._jobs.get(self.running).state != "cancelling":
             self._jobs.change(self.running, "cancelling")
             self.worker.send({"do": "stop job"})
-            self._kill_at = time.monotonic() + CANCEL_SECONDS
+            is_download = self._jobs.get(self.running).kind == "download"  # which only the worker's end stops
+            self._kill_at = time.monotonic() + (0 if is_download else CANCEL_SECONDS)
 
     def save_job(self) -> None:
         """Makes the job that runs save its state, if it has one, and end."""

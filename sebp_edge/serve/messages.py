@@ -175,6 +175,13 @@ class VerifyParams(TextsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DownloadParams:
+    """The model to get if it is not on this machine."""
+
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanParams(TextsParams):
     """See `Personalizer.plan`."""
 
@@ -236,7 +243,7 @@ class StartJobParams:
     """Starts a job, once for each `id`, which the app chooses.
 
     Attributes:
-        kind: "adapt", "forget", "export" or "verify".
+        kind: "adapt", "forget", "export", "verify" or "download".
         params: those of the kind.
     """
 
@@ -358,7 +365,7 @@ class FoldersParams:
 
 # What can be gone on with; the others must be started anew.
 TRAININGS = {"adapt": AdaptParams, "forget": ForgetParams}
-JOBS = TRAININGS | {"export": ExportParams, "verify": VerifyParams}
+JOBS = TRAININGS | {"export": ExportParams, "verify": VerifyParams, "download": DownloadParams}
 
 
 def read_object(data: bytes) -> dict:

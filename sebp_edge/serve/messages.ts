@@ -11,8 +11,9 @@ export type EventMessage = EvaluatedMessage | ExampleAnalyzedMessage | ExamplesE
 export type JobError = RefusalData & { message: string };
 export type WithoutHead<Message> = Message extends unknown ? Omit<Message, "v" | "time" | "job"> : never;
 export type JobResult = WithoutHead<ResultAdaptMessage | UnchangedAdaptMessage | ResultForgetMessage |
-  ResultExportMessage | ResultVerifyMessage>;
-export type JobParamsOf = { adapt: AdaptParams; forget: ForgetParams; export: ExportParams; verify: VerifyParams; };
+  ResultExportMessage | ResultVerifyMessage | ResultDownloadMessage>;
+export type JobParamsOf = { adapt: AdaptParams; forget: ForgetParams; export: ExportParams; verify: VerifyParams;
+  download: DownloadParams; };
 export type Methods = { "ping": NoParams; "status": NoParams; "initialize": InitializeParams; "shutdown": NoParams;
   "unload": NoParams; "folders": ChangeFoldersParams; "cancel": CancelParams; "jobs.start": StartJobParams;
   "jobs.get": JobParams; "jobs.list": NoParams; "jobs.pause": RunningJobParams; "jobs.resume": ResumeJobParams;
@@ -38,6 +39,7 @@ export type CompleteParams = { model?: string; recipe?: string | null; device?: 
   min_probability?: number; };
 export type Copied = { document: string; run: number; base_run: number; };
 export type DiffParams = { name: string; old?: number | null; new?: number | null; };
+export type DownloadParams = { model: string; };
 export type ExportParams = { model?: string; recipe?: string | null; device?: string | null; seed?: number;
   me?: string[]; paths?: string[]; texts?: string[]; name: string; to: string; format?: string; quant?: string | null;
   version?: number | null; };
@@ -132,6 +134,8 @@ export type ResultAdaptMessage = { v: 1; time: number; job: string; event: "resu
   peak_memory_bytes: number; allocator_peak_bytes: number | null; predicted_peak_bytes: number | null;
   seconds: number | null; phases: Record<string, number>; command: string; activation: string; report_command: string;
   unchanged: false; warnings: string[]; summary: string; };
+export type ResultDownloadMessage = { v: 1; time: number; job: string; event: "result"; result_of: "download";
+  model: string; };
 export type ResultExportMessage = { v: 1; time: number; job: string; event: "result"; result_of: "export"; path: string;
   files: string[]; format: string; quant: string | null; num_bytes: number; seconds: number | null; prompts: string;
   merged_into: string | null; read_back_by: string; mean_difference: number | null; largest_difference: number | null;

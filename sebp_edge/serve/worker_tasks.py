@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sebp_edge.engine.memory.shape_reader import keep_shape
 from sebp_edge.engine.memory.this_machine import keep_device
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
 from sebp_edge.engine.models.sampling import Sampling
@@ -31,11 +32,13 @@ from sebp_edge.personalizer import Personalizer
 from sebp_edge.recipe import Recipe
 from sebp_edge.run import generating
 from sebp_edge.run.asking import find_reader
+from sebp_edge.run.downloading import download
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.serve.messages import (
     JOBS,
     AskParams,
     CompleteParams,
+    DownloadParams,
     GenerateParams,
     ModelParams,
     PlanParams,
@@ -165,7 +168,7 @@ class Worker:
         self._job = None
         self._tell_loaded()
         self._tell("ended", state=state, facts=facts)
-        if state == "done":
+        if state == "done" and self._served is not None:
             keep_shape(self._served.reference)
 
     def _call_of(self, task: dict) -> Callable:
@@ -175,6 +178,8 @@ class Worker:
             params = parse(JOBS[task["kind"]], task["params"], task["kind"])
             self._refuse_outside = partial(check_paths, params, folders)
             self._refuse_outside()
+            if isinstance(params, DownloadParams):
+                return lambda stop_when: download(resolve(params.model), on_event)
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
             if isinstance(params, VerifyParams) and not params.paths:
                 receipts = read_receipts(adapter := job.store.adapter(params.name))
@@ -215,18 +220,19 @@ class Worker:
 
     def _while_waiting(self) -> None:
         """Answers what waits; pauses the job if that is asked for."""
-        while not self._job.in_use.is_loading and (task := self._tasks.next_within_job()) is not None:
+        job = self._job  # None if it needs no model
+        while not (job and job.in_use.is_loading) and (task := self._tasks.next_within_job()) is not None:
             self._be_low(False)
             answered = Future()
             self._handed.put(lambda task=task, done=answered: done.set_result(self._answer(task)))
             answered.result()
             self._answered = time.monotonic()
-            if self._job.memory_budget is not None:  # of which the training needs all
+            if job and job.memory_budget is not None:  # of which the training needs all
                 self._served.in_use.detach_adapter()
         if time.monotonic() - self._answered > _SECONDS_UNTIL_LOW:
             self._be_low(True)
         if self._tasks.job_pause.is_set():
-            self._job.pause()
+            job.pause()
 
     def _be_low(self, is_low: bool) -> None:
         """Lowers the priority of the worker's session, or takes that back for an answer."""

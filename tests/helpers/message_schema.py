@@ -25,6 +25,7 @@ from sebp_edge.events import PROTOCOL, Event
 from sebp_edge.export.export_result import ExportResult
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
+from sebp_edge.run.downloading import Downloaded
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import KEYS, AdaptResult
 from sebp_edge.run.unchanged import UnchangedResult
@@ -91,6 +92,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ("result", "export", hints(ExportResult) | {"summary": str}, {}),
     ("result", "forget", hints(Receipt), {}),
     ("result", "verify", hints(Verification), {}),
+    ("result", "download", hints(Downloaded), {}),
     ("result", "generate", {"prompt": str | list[dict[str, str]], "text": str}, {}),
     (
         "result",

@@ -18,7 +18,14 @@ FILE = Path(__file__).parents[2] / "sebp_edge" / "serve" / "messages.ts"
 HEAD = """// The messages of `sebp-edge serve`: made from its schema, not written by hand.
 // Within a version of the protocol, events and fields are only added: ignore those that you do not know.
 """
-RESULTS = ("result_adapt", "unchanged_adapt", "result_forget", "result_export", "result_verify")  # of jobs
+RESULTS = (
+    "result_adapt",
+    "unchanged_adapt",
+    "result_forget",
+    "result_export",
+    "result_verify",
+    "result_download",
+)  # of jobs
 _KEPT = "\1"  # a space at which no line ends
 # What the schema leaves open, which no line of `--json` has.
 EXACT = {

@@ -206,7 +206,11 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(shared):
         ("generate", {"prompt": "x", "stop": ["a", 1]}, "a list of which each is a text"),
         ("jobs.get", {}, "lacks the parameter 'id'"),
         ("jobs.start", {"id": "a/b", "params": {}}, "64 letters"),
-        ("jobs.start", {"id": "a", "kind": "train", "params": {}}, "choose from adapt, forget, export, verify"),
+        (
+            "jobs.start",
+            {"id": "a", "kind": "train", "params": {}},
+            "choose from adapt, forget, export, verify, download",
+        ),
         ("jobs.start", {"id": "a", "params": {"activate": True}}, "did you mean 'activate_anyway'"),
         ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
         ("jobs.start", {"id": "a", "kind": "export", "params": {"to": "/out"}}, "'export' lacks the parameter 'name'"),
