@@ -25,7 +25,6 @@ from sebp_edge.machine.politeness import Politeness
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.run import generating, resuming, verify_forgotten
-from sebp_edge.run.asking import Found, search
 from sebp_edge.run.conditions import absent_gpu
 from sebp_edge.run.forgetting import Forgetting
 from sebp_edge.run.giving_way import GivingWay
@@ -342,15 +341,6 @@ class Personalizer(AbstractContextManager["Personalizer"]):
         greedy, choice = Sampling(max_new_tokens, temperature=0, stop=("\n",)), AdapterChoice(adapter, version)
         with self.begin_call(stop_when) as call:
             return generating.ask(call, question, self._searched, texts, before, choice, greedy, num_passages, on_text)
-
-    def search(self, question: str, texts, *, before: str = "", num_passages: int = 10, stop_when=None) -> Found:
-        """Returns the passages that a question is about, with their strengths; loads no model. See `ask`.
-
-        Args:
-            before: the question before this one.
-        """
-        with self.begin_call(stop_when) as call:
-            return search(question, self._searched.index(texts, call.progress), num_passages, before)
 
     def export(
         self,

@@ -50,7 +50,7 @@ def list_adapters(as_json: Json = False) -> None:
         store, rows = open_store(), []
         for saved, is_best in _readable_versions(store):
             if as_json:
-                _print_saved(saved)
+                print_json(_to_dict(saved))
             record = saved.record
             # The active one is mostly the best.
             state = "active" if saved.active else "best so far" if is_best else ""
@@ -86,7 +86,7 @@ def show(name: Name, version: Version = None, as_json: Json = False) -> None:
         adapter = open_store().adapter(name)
         for number in adapter.versions() if version is None else [version]:
             saved = adapter.open(number)
-            record = {"event": "adapter"} | saved.to_dict()
+            record = _to_dict(saved)
             documents = [] if version is None else adapter.documents(number)
             if as_json:
                 manifest = {"manifest": [document.to_dict() for document in documents]}
@@ -156,14 +156,16 @@ def diff(
 def activate(name: Name, version: Number, as_json: Json = False) -> None:
     """Make a version the active one."""
     with one_sentence_errors(as_json=as_json):
-        _show_active(open_store().adapter(name).activate(version), as_json)
+        saved = open_store().adapter(name).activate(version)
+        _say(_to_dict(saved), _active(name, version), as_json=as_json)
 
 
 @app.command()
 def rollback(name: Name, as_json: Json = False) -> None:
     """Make the version active again that was active before the active one."""
     with one_sentence_errors(as_json=as_json):
-        _show_active(open_store().adapter(name).rollback(), as_json)
+        saved = open_store().adapter(name).rollback()
+        _say(_to_dict(saved), _active(name, saved.version), as_json=as_json)
 
 
 @app.command()
@@ -171,10 +173,8 @@ def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new nam
     """Give an adapter another name."""
     with one_sentence_errors(as_json=as_json):
         open_store().adapter(name).rename(new_name)
-        if as_json:
-            print_json({"event": "renamed", "name": name, "new_name": new_name})
-            return
-        out.print(f"The adapter {name!r} is now {new_name!r}.", markup=False)
+        renamed = {"event": "renamed", "name": name, "new_name": new_name}
+        _say(renamed, f"The adapter {name!r} is now {new_name!r}.", as_json=as_json)
 
 
 @app.command()
@@ -193,12 +193,9 @@ def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json 
             raise typer.Exit(1)
         was_active = version is not None and version == adapter.active()
         active = adapter.remove(version)
-        if as_json:
-            print_json({"event": "removed", "name": name, "versions": versions, "active": active})
-            return
-        out.print(f"Deleted {what}.", markup=False)
-        if was_active:
-            _print_active(name, active)
+        removed = {"event": "removed", "name": name, "versions": versions, "active": active}
+        sentence = f"Deleted {what}." + (f"\n{_active(name, active)}" if was_active else "")
+        _say(removed, sentence, as_json=as_json)
 
 
 @app.command()
@@ -252,10 +249,7 @@ def export_archive(
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors(as_json=as_json):
         saved = open_store().adapter(name).export_archive(to, version, with_names=names)
-        if as_json:
-            _print_saved(saved)
-            return
-        out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
+        _say(_to_dict(saved), f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", as_json=as_json)
 
 
 @app.command("import")
@@ -267,11 +261,9 @@ def import_archive(
     """Add the version in a file of `sebp-edge adapters export`; it is not active."""
     with one_sentence_errors(as_json=as_json):
         saved = open_store().import_archive(file, name)
-        if as_json:
-            _print_saved(saved)
-            return
         command = shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
-        out.print(f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}", markup=False)
+        sentence = f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}"
+        _say(_to_dict(saved), sentence, as_json=as_json)
 
 
 def _print_documents(rows: list[tuple]) -> None:
@@ -283,19 +275,15 @@ def _print_documents(rows: list[tuple]) -> None:
     print_table(["", "document", "tokens", "split", "hash"], table)
 
 
-def _print_saved(saved) -> None:
-    print_json({"event": "adapter"} | saved.to_dict())
+def _to_dict(saved) -> dict:
+    return {"event": "adapter"} | saved.to_dict()
 
 
-def _show_active(saved, as_json: bool) -> None:
-    if as_json:
-        _print_saved(saved)
-    else:
-        _print_active(saved.name, saved.version)
+def _say(record: dict, sentence: str, *, as_json: bool) -> None:
+    print_json(record) if as_json else out.print(sentence, markup=False)
 
 
-def _print_active(name: str, version: int | None) -> None:
-    state = f"Version {version} of {name!r} is active now."
+def _active(name: str, version: int | None) -> str:
     if version is None:
-        state = f"No version of {name!r} is active now; `sebp-edge adapters activate` chooses one."
-    out.print(state, markup=False)
+        return f"No version of {name!r} is active now; `sebp-edge adapters activate` chooses one."
+    return f"Version {version} of {name!r} is active now."

@@ -3,10 +3,8 @@
 from dataclasses import asdict, dataclass
 
 from sebp_edge.engine.models import hub
-from sebp_edge.engine.models.libraries import quiet_libraries
 from sebp_edge.events import Sink
-from sebp_edge.run.job import JobSink
-from sebp_edge.run.work_ahead import phases_of_download
+from sebp_edge.run.job import PREPARING, JobSink, Phase
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.preparation_progress import Progress
 
@@ -24,8 +22,8 @@ class Downloaded:
 
 def download(reference: ModelReference, on_event: Sink) -> Downloaded:
     """Downloads a model unless it is on this machine; only the end of the process stops it before."""
-    with JobSink(on_event) as job, quiet_libraries():
-        job.begin(phases_of_download())
+    with JobSink(on_event) as job:
+        job.begin([Phase("downloading", {PREPARING: 100}, {PREPARING: 1.0})])
         hub.download(reference, Progress(job, job.tick))
         job.finish()
     return Downloaded(reference.public_name)

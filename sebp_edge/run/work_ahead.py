@@ -107,11 +107,6 @@ def phases_of_inspection() -> list[Phase]:
     return [_stage(name) for name in ("reading", "comparing", "tokenising", "planning")]
 
 
-def phases_of_download() -> list[Phase]:
-    """Returns the phases of a download."""
-    return [_stage("downloading")]
-
-
 def phases_of_analysis(examples: int) -> list[Phase]:
     """Returns the phases of `analyze`."""
     own = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})

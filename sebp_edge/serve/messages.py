@@ -229,7 +229,7 @@ class AskParams(TextsParams):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchParams:
-    """See `Personalizer.search`."""
+    """A question, and the texts that are searched. `before` is the question that it goes on from."""
 
     question: str
     paths: tuple[str, ...] = ()

@@ -4,7 +4,6 @@ They run in a thread of their own, since another process may hold the store's lo
 """
 
 import queue
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -137,9 +136,9 @@ def history(store: AdapterStore, params: AdapterParams) -> dict:
 
 def documents(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
-    adapter, shown = store.adapter(params.name), ("hash", "name", "number", "tokens", "split", "absent")
+    adapter = store.adapter(params.name)
     version = adapter.open(params.version).version
-    found = [{key: getattr(document, key) for key in shown} for document in adapter.documents(version)]
+    found = [document.to_dict() for document in adapter.documents(version)]
     return {"name": adapter.name, "version": version, "documents": found}
 
 
@@ -170,10 +169,8 @@ def health(store: AdapterStore, params: NoParams) -> dict:
     return {
         "versions": {"sebp_edge": __version__, **package_versions()},
         "device": target and target.device,
-        "dtype": target and target.dtype,
         "free_memory": free,
         "free_host_memory": free_host_memory(),
-        "free_disk": shutil.disk_usage(store.folder).free,
     }
 
 

@@ -31,7 +31,7 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.recipe import Recipe
 from sebp_edge.run import generating
-from sebp_edge.run.asking import find_reader
+from sebp_edge.run.asking import SearchedTexts, find_reader, search
 from sebp_edge.run.downloading import download
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.serve.messages import (
@@ -61,6 +61,7 @@ from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.erasure import read_receipts
 from sebp_edge.store.stored_jobs import Job
+from sebp_edge.values.preparation_progress import Progress
 
 # Of a job that an error ends: the first that fits.
 _REFUSED = SebpEdgeError | Refusal
@@ -114,6 +115,7 @@ class Worker:
         self._settings: dict = {}
         self._served: Personalizer | None = None  # which answers
         self._quoting: Personalizer | None = None  # which answers without a model
+        self._searched = SearchedTexts()
         self._job: Personalizer | None = None  # which runs a job
         self._jobs: ThreadPoolExecutor | None = None  # its only thread
         self._handed: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None once the job has ended
@@ -146,13 +148,9 @@ class Worker:
         self._outbox.send({"tells": tells, **values})
 
     def _tell_loaded(self) -> None:
-        loaded = None
-        for used in (
-            one.in_use for one in (self._served, self._job) if one is not None and one.in_use.base is not None
-        ):
-            loaded = {"model": used.reference.public_name, "device": used.device.type, "dtype": used.base.precision}
-            loaded["size"] = used.loaded_bytes
-        self._tell("loaded", loaded=loaded)
+        used = next((one.in_use for one in (self._job, self._served) if one and one.in_use.base), None)
+        about = used and {"model": used.reference.public_name, "size": used.loaded_bytes}
+        self._tell("loaded", loaded=used and about | {"device": used.device.type, "dtype": used.base.precision})
 
     # ------------------------------------------------------------------------------------------------------------ jobs
 
@@ -291,15 +289,8 @@ class Worker:
         return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
 
     def _search(self, params: SearchParams, id: str | int) -> dict:
-        one = self._quoting = self._quoting or self._personalizer(ModelParams())
-        found = one.search(
-            params.question,
-            texts_of(params),
-            before=params.before,
-            num_passages=params.num_passages,
-            stop_when=self._tasks.stops[id],
-        )
-        return asdict(found)
+        index = self._searched.index(texts_of(params), Progress(check=partial(self._refuse_stopped, id)))
+        return asdict(search(params.question, index, params.num_passages, params.before))
 
     def _streamed(
         self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...] = ()

@@ -27,22 +27,16 @@ class Progress:
     def __init__(self, on_event: Sink = silent, check: Check = lambda: None):
         self._on_event, self._check = on_event, check
         self._stage, self._done, self._total, self._reported = "", 0, 0, 0.0
-        self._measure: Callable[[], int] | None = None
 
-    def begin(self, stage: str, total: int, measure: Callable[[], int] | None = None) -> None:
-        """Begins a stage of `total` units, which are characters, bytes or something else.
-
-        Args:
-            measure: returns how many are done, if nobody advances.
-        """
-        self._stage, self._done, self._total, self._measure = stage, 0, total, measure
+    def begin(self, stage: str, total: int) -> None:
+        """Begins a stage of `total` units, which are characters, bytes or something else."""
+        self._stage, self._done, self._total = stage, 0, total
         self._report()
 
     def advance(self, amount: int) -> None:
         """Says that `amount` more units are done."""
         self._done += amount
         if time.monotonic() - self._reported >= SECONDS:
-            self._done = self._done if self._measure is None else self._measure()
             self._report()
         self._check()
 
@@ -91,7 +85,7 @@ class Progress:
 class _Silent(Progress):
     """Reports nothing and counts nothing, so one is enough for all."""
 
-    def begin(self, stage: str, total: int, measure=None) -> None: ...
+    def begin(self, stage: str, total: int) -> None: ...
 
     def advance(self, amount: int) -> None: ...
 

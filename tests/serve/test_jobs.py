@@ -95,7 +95,7 @@ def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, trai
     server.call("jobs.subscribe", id="first")
     server.event("first", lambda event: event["event"] == "step")
     health = server.call("health")
-    assert (health["device"], health["dtype"]) == ("cpu", "float32") and health["free_memory"] > 10**6
+    assert health["device"] == "cpu" and health["free_memory"] > 10**6
     loaded = health["loaded"]
     assert (loaded["model"], loaded["device"], loaded["dtype"]) == ("micro-llama", "cpu", "float32")
     server.call("jobs.cancel", expected_job_id="first")

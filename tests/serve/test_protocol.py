@@ -130,7 +130,7 @@ def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_pat
 def test_health_tells_versions_and_what_is_free_and_wakes_no_worker(server):
     health = server.call("health")
     assert health["versions"]["sebp_edge"] and health["versions"]["torch"] and health["loaded"] is None
-    assert min(health[free] for free in ("free_host_memory", "free_disk")) > 10**6
+    assert health["free_host_memory"] > 10**6
     assert refused(server, "health", device="cpu").code == "invalid_params"
     loaded = {one.path for one in psutil.Process(server.process.pid).memory_maps()}
     assert not any(name in path for path in loaded for name in ("torch", "numpy", "transformers"))

@@ -6,8 +6,8 @@ The Hub is contacted only to download a requested model. huggingface_hub obeys `
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from sebp_edge.engine.models.catalog import bundled_config
 from sebp_edge.engine.models.hub_cache import cached_folder, has_weights, repository_folder
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
 from sebp_edge.values.model_reference import ModelReference
-from sebp_edge.values.preparation_progress import Progress
+from sebp_edge.values.preparation_progress import SECONDS, Progress
 
 # Safetensors only: other weight formats are pickles. Subfolders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -80,8 +80,13 @@ def download(reference: ModelReference, progress: Progress) -> None:
     size, blobs = sum(each.size or 0 for each in wanted), repository_folder(reference.location) / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     check_free_space("The model", size - _size_of(blobs), blobs)
-    progress.begin("downloading", size, partial(_size_of, blobs))
-    progress.run(partial(model_folder, reference))
+    progress.begin("downloading", size)
+    with ThreadPoolExecutor(1) as pool:
+        whole, done = pool.submit(model_folder, reference), 0
+        while not wait([whole], SECONDS).done:
+            progress.advance((now := _size_of(blobs)) - done)
+            done = now
+    whole.result()
     progress.end()
 
 
