@@ -14,7 +14,7 @@ from sebp_edge.serve.messages import JOBS
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 
-FILE = Path(__file__).parents[2] / "sebp_edge" / "serve" / "messages.ts"
+FILE = Path(__file__).parents[2] / "sebp_edge" / "serve" / "messages.d.ts"
 HEAD = """// The messages of `sebp-edge serve`: made from its schema, not written by hand.
 // Within a version of the protocol, events and fields are only added: ignore those that you do not know.
 """
