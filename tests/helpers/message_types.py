@@ -7,6 +7,7 @@ import json
 import textwrap
 from pathlib import Path
 
+from message_schema import RESULTS as ANSWERS
 from message_schema import make_schema
 
 from sebp_edge.events import Event
@@ -90,6 +91,7 @@ def typescript() -> str:
         "JobResult": f"WithoutHead<{' | '.join(map(name_of, RESULTS))}>",
         "JobParamsOf": _fields({kind: name_of(params.__name__) for kind, params in JOBS.items()}),
         "Methods": _fields({f'"{name}"': name_of(params.__name__) for name, params in METHODS.items()}),
+        "Results": _fields({f'"{name}"': name_of(ANSWERS[name].__name__) for name in METHODS}),
     }
     for name in ("Job", "JobEvent"):
         name_of(name)
