@@ -359,6 +359,7 @@ def test_every_package_is_shipped():
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/rthooks/*.py"),
         ("sebp_edge.serve", "sebp_edge/serve/*.ts"),
         ("sebp_edge.serve", "sebp_edge/serve/*.js"),
+        ("sebp_edge.serve", "sebp_edge/serve/*.pyi"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

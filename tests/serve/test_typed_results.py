@@ -1,7 +1,13 @@
 """What each method returns is as the schema has it, from which both clients have their types."""
 
+import ast
+import re
 import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
 
+import client_stub
 import pytest
 from jsonschema import Draft202012Validator
 from message_schema import RESULTS, make_schema
@@ -9,7 +15,6 @@ from served import Server, wait_until
 
 from sebp_edge.serve.methods import METHODS
 
-pytestmark = pytest.mark.slow
 DEFINITIONS = make_schema()["$defs"]
 for definition in DEFINITIONS.values():
     definition.setdefault("additionalProperties", False)
@@ -22,6 +27,7 @@ def check(method, result):
     return result
 
 
+@pytest.mark.slow
 def test_the_result_of_each_method_keeps_to_the_schema(tmp_path, store_of_notes, model_folder, training):
     shutil.copytree(store_of_notes.folder, tmp_path / "store" / "adapters")
     (tmp_path / "key.md").write_text("The key of the shed hangs behind the green door.")
@@ -74,3 +80,44 @@ def test_the_result_of_each_method_keeps_to_the_schema(tmp_path, store_of_notes,
         call("unload")
         call("shutdown")
     assert seen == METHODS.keys() == RESULTS.keys()
+
+
+def members(file):
+    """Returns the names that the classes of a file define for others, by class."""
+    classes = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    found = {kind.name: {each.name for each in kind.body if isinstance(each, functions)} for kind in classes}
+    own = re.compile(r"__init__|_[^_].*")
+    return {
+        kind: {name for name in names if not own.fullmatch(name)} for kind, names in found.items() if kind[0] != "_"
+    }
+
+
+def test_the_types_of_the_python_client_have_what_it_has():
+    assert members(client_stub.FILE) == members(client_stub.FILE.with_suffix(".py"))
+
+
+TYPED = """
+from sebp_edge.serve.client import Client
+
+async def main() -> None:
+    async with await Client.start(folders=["/home/me/notes"]) as client:
+        strength: float = (await client.call("search", question="Who?"))["hits"][0]["strength"]
+        async for event in client.events((await client.call("jobs.list"))["jobs"][0]["id"]):
+            share: float = event["progress"]
+        answer = await client.call("ask", question="Who?", on_text=print)
+        line: int | None = answer["line"]
+        (await client.call("jobs.list"))["job"]  # no such key
+        await client.call("jobs.stop")  # no such method
+        text: int = (await client.call("generate", prompt="the"))["text"]  # another type
+        (await client.call("status"))["worker"]["pid"]  # there may be none
+"""
+
+
+@pytest.mark.skipif(not find_spec("mypy"), reason="needs the package mypy")
+def test_a_type_checker_knows_the_results_of_the_python_client(tmp_path):
+    (tmp_path / "app.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "app.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    errors = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line}
+    assert errors == {number for number, line in enumerate(TYPED.splitlines(), 1) if "  # " in line}, done.stdout
