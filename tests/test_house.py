@@ -143,6 +143,9 @@ PUBLIC = {
     "sebp_edge.serve.client": """
         Client ServerError
     """,
+    "sebp_edge.serve.http.door": """
+        open_endpoint
+    """,
     "sebp_edge.research": """
         ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan SemiStructured
         Sparsified Threshold TopN analyze learning_rates nm_sparse semi_structured sparsify
