@@ -55,16 +55,16 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_046
+MAX_LINES = 52_393
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
-    "ask": 1_297,
+    "ask": 1_299,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 3_014,
+    "cli": 3_044,
     "engine": 9,
     "engine.memory": 1_677,
-    "engine.models": 4_728,
+    "engine.models": 4_769,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
@@ -73,12 +73,12 @@ MAX_LINES_OF_ROOM = {
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
-    "reading": 6_787,
+    "reading": 6_788,
     "research": 1_778,
-    "run": 5_612,
-    "serve": 3_742,
-    "store": 2_788,
-    "values": 1_855,
+    "run": 5_664,
+    "serve": 3_956,
+    "store": 2_793,
+    "values": 1_857,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -248,8 +248,8 @@ class Backend(QObject):
                 self._client = client
                 jobs = (await client.call("jobs.list"))["jobs"]
                 endpoint = open_endpoint(client, Path(settings.store), settings.model, self._port)
-                found = await self._endpoint.enter_async_context(endpoint)
-                self.endpoint, self._port = (found.address, found.token_file.read_text()), urlsplit(found.address).port
+                address, token = await self._endpoint.enter_async_context(endpoint)
+                self.endpoint, self._port = (address, token.read_text()), urlsplit(address).port
             except (ServerError, SebpEdgeError) as error:
                 self._tell(self._set_state, "lost", {"code": error.code, "message": str(error)})
                 return

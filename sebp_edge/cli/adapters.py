@@ -12,7 +12,7 @@ from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.cli.base_model import open_store
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, say
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.store.best_versions import read_best_versions
@@ -124,10 +124,7 @@ def report(
         if to is not None:
             check_output_file(to, MARK.encode(), "page of an adapter")
             write(found.to_html(), to)
-        if as_json:
-            print_json({"event": "report"} | found.to_dict() | {"html": to and str(to)})
-        else:
-            out.print(f"written to {to}", markup=False)
+        say({"event": "report"} | found.to_dict() | {"html": to and str(to)}, f"written to {to}", as_json=as_json)
 
 
 @app.command()
@@ -157,7 +154,7 @@ def activate(name: Name, version: Number, as_json: Json = False) -> None:
     """Make a version the active one."""
     with one_sentence_errors(as_json=as_json):
         saved = open_store().adapter(name).activate(version)
-        _say(_to_dict(saved), _active(name, version), as_json=as_json)
+        say(_to_dict(saved), _active(name, version), as_json=as_json)
 
 
 @app.command()
@@ -165,7 +162,7 @@ def rollback(name: Name, as_json: Json = False) -> None:
     """Make the version active again that was active before the active one."""
     with one_sentence_errors(as_json=as_json):
         saved = open_store().adapter(name).rollback()
-        _say(_to_dict(saved), _active(name, saved.version), as_json=as_json)
+        say(_to_dict(saved), _active(name, saved.version), as_json=as_json)
 
 
 @app.command()
@@ -174,7 +171,7 @@ def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new nam
     with one_sentence_errors(as_json=as_json):
         open_store().adapter(name).rename(new_name)
         renamed = {"event": "renamed", "name": name, "new_name": new_name}
-        _say(renamed, f"The adapter {name!r} is now {new_name!r}.", as_json=as_json)
+        say(renamed, f"The adapter {name!r} is now {new_name!r}.", as_json=as_json)
 
 
 @app.command()
@@ -195,7 +192,7 @@ def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json 
         active = adapter.remove(version)
         removed = {"event": "removed", "name": name, "versions": versions, "active": active}
         sentence = f"Deleted {what}." + (f"\n{_active(name, active)}" if was_active else "")
-        _say(removed, sentence, as_json=as_json)
+        say(removed, sentence, as_json=as_json)
 
 
 @app.command()
@@ -230,10 +227,8 @@ def gc(
             if not typer.confirm(f"{question} Delete?"):
                 raise typer.Exit(1)
         deleted = store.gc(found)
-        if as_json:
-            print_json({"event": "garbage"} | deleted.to_dict())
-        else:
-            out.print(f"Deleted; {gigabytes(deleted.size)} were freed.")
+        freed = f"Deleted; {gigabytes(deleted.size)} were freed."
+        say({"event": "garbage"} | deleted.to_dict(), freed, as_json=as_json)
 
 
 @app.command("export")
@@ -249,7 +244,7 @@ def export_archive(
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors(as_json=as_json):
         saved = open_store().adapter(name).export_archive(to, version, with_names=names)
-        _say(_to_dict(saved), f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", as_json=as_json)
+        say(_to_dict(saved), f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", as_json=as_json)
 
 
 @app.command("import")
@@ -263,7 +258,7 @@ def import_archive(
         saved = open_store().import_archive(file, name)
         command = shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
         sentence = f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}"
-        _say(_to_dict(saved), sentence, as_json=as_json)
+        say(_to_dict(saved), sentence, as_json=as_json)
 
 
 def _print_documents(rows: list[tuple]) -> None:
@@ -277,10 +272,6 @@ def _print_documents(rows: list[tuple]) -> None:
 
 def _to_dict(saved) -> dict:
     return {"event": "adapter"} | saved.to_dict()
-
-
-def _say(record: dict, sentence: str, *, as_json: bool) -> None:
-    print_json(record) if as_json else out.print(sentence, markup=False)
 
 
 def _active(name: str, version: int | None) -> str:

@@ -15,16 +15,8 @@ from sebp_edge.cli.console import one_sentence_errors, out
 from sebp_edge.cli.options import parse_path
 
 app = typer.Typer(help="Write a client for an app in another language.", no_args_is_help=True)
-_PACKAGE = {
-    "name": "sebp-edge",
-    "version": __version__,
-    "description": "Starts sebp-edge, and speaks with it",
-    "license": "Apache-2.0",
-    "type": "commonjs",
-    "main": "./client.js",
-    "types": "./client.d.ts",
-    "engines": {"node": ">=20"},
-}
+_PACKAGE = {"name": "sebp-edge", "version": __version__, "license": "Apache-2.0", "engines": {"node": ">=20"}}
+_PACKAGE |= {"main": "./client.js", "types": "./client.d.ts"}
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from sebp_edge.errors import StorageError
@@ -99,7 +99,9 @@ def change_folders(server, params: messages.ChangeFoldersParams) -> dict:
     if unknown := next((each for each in removed if each not in server.folders), None):
         message = f"{str(unknown)[:200]!r} is none of the folders that this app may use."
         raise Refusal("invalid_params", message, "Call folders without parameters to see them.")
-    server.allow([each for each in dict.fromkeys([*server.folders, *added]) if each not in removed])
+    server.folders = [each for each in dict.fromkeys([*server.folders, *added]) if each not in removed]
+    for each in (*server.planning, server.executor):
+        each.settings = replace(each.settings, folders=tuple(map(str, server.folders)))
     return {"folders": [*map(str, server.folders)]}
 
 

@@ -32,6 +32,7 @@ from sebp_edge.serve.messages import (
     error_of,
 )
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.stored_jobs import JobRecord, settings_of
 
 
@@ -134,6 +135,11 @@ def history(store: AdapterStore, params: AdapterParams) -> dict:
     return {"name": adapter.name, "versions": [adapter.open(version).to_dict() for version in adapter.versions()]}
 
 
+def active(saved: SavedAdapter) -> dict:
+    """Returns which version is active now."""
+    return {"name": saved.name, "active": saved.version}
+
+
 def documents(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
     adapter = store.adapter(params.name)
@@ -178,14 +184,8 @@ _CALLS = {
     "health": health,
     "adapters.list": list_adapters,
     "adapters.history": history,
-    "adapters.activate": lambda store, params: {
-        "name": params.name,
-        "active": store.adapter(params.name).activate(params.version).version,
-    },
-    "adapters.rollback": lambda store, params: {
-        "name": params.name,
-        "active": store.adapter(params.name).rollback().version,
-    },
+    "adapters.activate": lambda store, params: active(store.adapter(params.name).activate(params.version)),
+    "adapters.rollback": lambda store, params: active(store.adapter(params.name).rollback()),
     "adapters.rename": lambda store, params: {"name": store.adapter(params.name).rename(params.new_name).name},
     "adapters.remove": lambda store, params: {
         "name": params.name,

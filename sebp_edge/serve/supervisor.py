@@ -139,12 +139,6 @@ class Supervisor:
         about = {"protocol": PROTOCOL, "version": __version__, "schema": schema_hash(), "pid": os.getpid()}
         return about | {"methods": sorted(METHODS)}
 
-    def allow(self, folders: list[Path]) -> None:
-        """Makes these the folders that the app may use."""
-        self.folders = folders
-        for each in (*self.planning, self.executor):
-            each.settings = replace(each.settings, folders=tuple(map(str, folders)))
-
     def status(self) -> dict:
         """Returns what runs, without waking a worker."""
         worker = self.executor and self.executor.worker

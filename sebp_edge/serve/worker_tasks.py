@@ -31,7 +31,7 @@ from sebp_edge.machine.process import memory_of
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.recipe import Recipe
 from sebp_edge.run import generating
-from sebp_edge.run.asking import SearchedTexts, find_reader, search
+from sebp_edge.run.asking import SearchedTexts, find_reader, quote, search
 from sebp_edge.run.downloading import download
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.serve.messages import (
@@ -59,7 +59,6 @@ from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.erasure import read_receipts
 from sebp_edge.store.stored_jobs import Job
 from sebp_edge.values.preparation_progress import Progress
 
@@ -114,7 +113,6 @@ class Worker:
         self._tasks, self._outbox = tasks, outbox
         self._settings: dict = {}
         self._served: Personalizer | None = None  # which answers
-        self._quoting: Personalizer | None = None  # which answers without a model
         self._searched = SearchedTexts()
         self._job: Personalizer | None = None  # which runs a job
         self._jobs: ThreadPoolExecutor | None = None  # its only thread
@@ -180,9 +178,7 @@ class Worker:
                 return lambda stop_when: download(resolve(params.model), on_event)
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
             if isinstance(params, VerifyParams) and not params.paths:
-                receipts = read_receipts(adapter := job.store.adapter(params.name))
-                version = receipts[-1].replaced_by if receipts else None
-                refuse_outside(_learnt_from(adapter, version), folders)
+                refuse_outside(_learnt_from(job.store.adapter(params.name), None), folders)
             self._begin(job, params.model)
             if isinstance(params, VerifyParams):
                 return partial(job.verify_forgotten, texts_of(params), name=params.name)
@@ -275,22 +271,20 @@ class Worker:
         return {"text": found.text, **asdict(found)}
 
     def _ask(self, params: AskParams, id: str | int) -> dict:
-        turns, one = turns_of(params), self._personalizer(params)
+        turns, one, index = turns_of(params), self._personalizer(params), self._index(params, id)
+        if params.adapter is None and find_reader(one.store, one.reference) is None:
+            # Needs no model, so that it may be about another one than the running job.
+            return asdict(quote(params.question, index, before=turns[-1][0] if turns else ""))
         rest = self._streamed(params, id, ("max_new_tokens",))
         if params.adapter is None:
             del rest["adapter"]  # for the reader
-        if params.adapter is None and find_reader(one.store, one.reference) is None:
-            # Needs no model, so that it may be about another one than the running job.
-            if self._quoting is None or self._quoting.reference != one.reference:
-                self._quoting = one
-            served = self._quoting
-        else:
-            served = self._served_with_weights(params, id)
-        return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
+        return asdict(self._served_with_weights(params, id).ask(params.question, index, before=turns, **rest))
 
     def _search(self, params: SearchParams, id: str | int) -> dict:
-        index = self._searched.index(texts_of(params), Progress(check=partial(self._refuse_stopped, id)))
-        return asdict(search(params.question, index, params.num_passages, params.before))
+        return asdict(search(params.question, self._index(params, id), params.num_passages, params.before))
+
+    def _index(self, params: AskParams | SearchParams, id: str | int):
+        return self._searched.index(texts_of(params), Progress(check=partial(self._refuse_stopped, id)))
 
     def _streamed(
         self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...] = ()

@@ -84,18 +84,15 @@ def download(reference: ModelReference, progress: Progress) -> None:
     with ThreadPoolExecutor(1) as pool:
         whole, done = pool.submit(model_folder, reference), 0
         while not wait([whole], SECONDS).done:
-            progress.advance((now := _size_of(blobs)) - done)
-            done = now
+            with suppress(FileNotFoundError):  # a file has got its last name
+                before, done = done, _size_of(blobs)
+                progress.advance(done - before)
     whole.result()
     progress.end()
 
 
 def _size_of(folder: Path) -> int:
-    total = 0
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # it has got its last name
-            total += path.stat().st_size
-    return total
+    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def _contact(reference: ModelReference, download, **options):

@@ -9,7 +9,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -119,28 +118,13 @@ class _Server(uvicorn.Server):
         yield
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """Where apps find this server.
-
-    Attributes:
-        address: the base URL of OpenAI's protocol.
-        token_file: what apps show is in it.
-        rpc: answers the protocol's own methods.
-        serving: ends if the endpoint does.
-    """
-
-    address: str
-    token_file: Path
-    rpc: Rpc
-    serving: asyncio.Task
-
-
 @asynccontextmanager
 async def open_endpoint(
     client: Client, store: Path, model: str, port: int = 0, origins: Sequence[str] = (), without: Sequence[str] = ()
-) -> AsyncIterator[Endpoint]:
+) -> AsyncIterator[tuple[str, Path]]:
     """Context in which other apps on this machine use the server of a client, too, by HTTP.
+
+    Yields the base URL of OpenAI's protocol, and the file with the token.
 
     Args:
         store: the server's, whose folder has the token.
@@ -154,8 +138,9 @@ async def open_endpoint(
     """
     token = read_token(path := store / "http-token")
     with listen(port) as listening:
-        port, rpc = listening.getsockname()[1], Rpc(client)
-        routes = [*OpenAi(client, model, without).routes(), Route("/rpc", answering(rpc.answer), methods=["POST"])]
+        port = listening.getsockname()[1]
+        routes = OpenAi(client, model, without).routes()
+        routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
         app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
         app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
         if origins:
@@ -163,7 +148,7 @@ async def open_endpoint(
         server = _Server(app)
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         try:
-            yield Endpoint(f"http://{HOST}:{port}/v1", path, rpc, serving)
+            yield f"http://{HOST}:{port}/v1", path
         finally:
             server.should_exit = True
             await serving
@@ -190,12 +175,12 @@ async def _serve(port: int, folders: Sequence[Path], model: str, origins: Sequen
     own = [str(Path(model).absolute())] if Path(model).exists() else []
     async with (
         await Client.start(folders=[*folders, *own], store=str(store)) as client,
-        open_endpoint(client, store, own[0] if own else model, port, origins, own) as endpoint,
+        open_endpoint(client, store, own[0] if own else model, port, origins, own) as (address, token),
     ):
-        print(f"Serving apps at {endpoint.address} with the token in {str(endpoint.token_file)!r}.", flush=True)
+        print(f"Serving apps at {address} with the token in {str(token)!r}.", flush=True)
         if not os.isatty(0):  # which is a person's, and stops a process in the background that reads it
-            _hear_starter(endpoint.rpc)
-        ends = {endpoint.serving, asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
+            _hear_starter(client)
+        ends = {asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         is_broken = client.process.returncode not in (None, 0)
         await client.close()  # so that the streams that are open say so
@@ -203,9 +188,9 @@ async def _serve(port: int, folders: Sequence[Path], model: str, origins: Sequen
         raise MachineError("The server has ended unexpectedly.")
 
 
-def _hear_starter(rpc: Rpc) -> None:
+def _hear_starter(client: Client) -> None:
     """Answers the app that started this process, in a thread that reads its lines."""
-    loop, answers = asyncio.get_running_loop(), JsonRpcOutbox(os.dup(1), lambda: None)
+    loop, rpc, answers = asyncio.get_running_loop(), Rpc(client), JsonRpcOutbox(os.dup(1), lambda: None)
     lines = Lines(os.dup(0), answers)
 
     def read() -> None:
