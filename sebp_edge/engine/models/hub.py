@@ -69,9 +69,7 @@ def model_folder(reference: ModelReference) -> Path:
 def download(reference: ModelReference, progress: Progress) -> None:
     """Downloads a model unless it is on this machine; goes on with what was downloaded before.
 
-    Raises:
-        StorageError: it does not fit on the disk.
-        SebpEdgeError: see `model_folder`.
+    Raises a StorageError if it does not fit on the disk, and what `model_folder` raises.
     """
     if reference.kind != "hub" or cached_folder(reference.location) is not None:
         return
