@@ -22,7 +22,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
-from sebp_edge.basics.files import check_free_space
+from sebp_edge.basics.files import check_free_space, storage_errors
 from sebp_edge.engine.models.catalog import bundled_config
 from sebp_edge.engine.models.hub_cache import cached_folder, has_weights, repository_folder
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
@@ -76,8 +76,9 @@ def download(reference: ModelReference, progress: Progress) -> None:
     files, key = _contact(reference, HfApi().model_info, files_metadata=True).siblings, attrgetter("rfilename")
     wanted = filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, key=key)
     size, blobs = sum(each.size or 0 for each in wanted), repository_folder(reference.location) / "blobs"
-    blobs.mkdir(parents=True, exist_ok=True)
-    check_free_space("The model", size - _size_of(blobs), blobs)
+    with storage_errors("Cannot write to", blobs):
+        blobs.mkdir(parents=True, exist_ok=True)
+        check_free_space("The model", size - _size_of(blobs), blobs)
     progress.begin("downloading", size)
     with ThreadPoolExecutor(1) as pool:
         whole, done = pool.submit(model_folder, reference), 0

@@ -58,7 +58,7 @@ class Rpc:
             if message["method"] != "folders":
                 raise Refusal("unknown_method", "On the standard input there is folders only.", "POST others to /rpc.")
             return _message(id=id, result=await self._client.request("folders", message.get("params", {})))
-        except (Refusal, ServerError) as error:
+        except Exception as error:
             return _message(id=id, error=described(error))
 
     async def _texts(self, id: str | int, name: str, params: dict) -> AsyncIterator[dict]:
