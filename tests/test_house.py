@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_391
+MAX_LINES = 52_392
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_299,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_044,
     "engine": 9,
     "engine.memory": 1_677,
-    "engine.models": 4_767,
+    "engine.models": 4_768,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,

@@ -96,6 +96,7 @@ def test_twenty_requests_at_once_are_answered_while_a_job_trains_that_two_apps_f
     with ThreadPoolExecutor(22) as apps:
         whole = apps.submit(lambda: list(door.follow("first")))
         answers = list(apps.map(lambda number: door.chat(seed=number, max_tokens=4), range(20)))
+        wait_until(lambda: door.rpc("jobs.get", id="first")["job"]["last_event"] >= 5)
         other = apps.submit(lambda: list(door.follow("first", since=5)))
         (answered, *events), (_, *later) = whole.result(SECONDS), other.result(SECONDS)
     assert [status for status, _ in answers] == [200] * 20
