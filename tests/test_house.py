@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_392
+MAX_LINES = 52_389
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_299,
@@ -75,8 +75,8 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_788,
     "research": 1_778,
-    "run": 5_664,
-    "serve": 3_956,
+    "run": 5_659,
+    "serve": 3_958,
     "store": 2_793,
     "values": 1_857,
 }

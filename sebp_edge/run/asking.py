@@ -16,12 +16,7 @@ from sebp_edge.values.model_reference import ModelReference
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found. The passages are the user's: for the screen, never for logs.
-
-    Attributes:
-        found: whether the best passage is about the question, rather than one that shares words with it.
-        hits: the passages with their strengths, best first.
-    """
+    """The best passages first, and whether the first is about the question; they are for the screen, never for logs."""
 
     found: bool
     hits: tuple[Hit, ...]

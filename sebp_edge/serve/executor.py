@@ -76,9 +76,11 @@ class Executor:
         """Cancels the job that runs, once."""
         if self._jobs.get(self.running).state != "cancelling":
             self._jobs.change(self.running, "cancelling")
+            if self._jobs.get(self.running).kind == "download":  # which nothing else stops
+                self.end_worker("worker_ended", "The worker was ended to cancel a download.")
+                return
             self.worker.send({"do": "stop job"})
-            is_download = self._jobs.get(self.running).kind == "download"  # which only the worker's end stops
-            self._kill_at = time.monotonic() + (0 if is_download else CANCEL_SECONDS)
+            self._kill_at = time.monotonic() + CANCEL_SECONDS
 
     def save_job(self) -> None:
         """Makes the job that runs save its state, if it has one, and end."""
