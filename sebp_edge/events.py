@@ -249,7 +249,7 @@ class ModelLoaded(Event):
 class PreparationProgress(Event):
     """The progress of the preparation: `done` of `total`, several times a second.
 
-    `stage` is "reading" (in bytes), "comparing" or "tokenising", or "planning" (in epochs laid out).
+    `stage` is "reading" or "downloading" (in bytes), "comparing" or "tokenising", or "planning" (in epochs laid out).
     """
 
     event: ClassVar[str] = "preparing"

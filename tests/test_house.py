@@ -55,16 +55,16 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_950
+MAX_LINES = 52_293
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_589,
-    "ask": 1_304,
+    "ask": 1_306,
     "basics": 884,
     "basics.pages": 257,
-    "cli": 3_014,
+    "cli": 3_044,
     "engine": 9,
     "engine.memory": 1_679,
-    "engine.models": 4_644,
+    "engine.models": 4_684,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_486,
@@ -73,12 +73,12 @@ MAX_LINES_OF_ROOM = {
     "export": 1_967,
     "lessons": 2_285,
     "machine": 1_019,
-    "reading": 6_787,
+    "reading": 6_788,
     "research": 1_778,
-    "run": 5_612,
-    "serve": 3_742,
-    "store": 2_788,
-    "values": 1_855,
+    "run": 5_659,
+    "serve": 3_958,
+    "store": 2_793,
+    "values": 1_857,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -142,6 +142,9 @@ PUBLIC = {
     """,
     "sebp_edge.serve.client": """
         Client ServerError
+    """,
+    "sebp_edge.serve.http.door": """
+        open_endpoint
     """,
     "sebp_edge.research": """
         ActiveTokens CapturedGradients DroppedRows Energy Hoisted HoistedEncoder NmSparse RowPlan SemiStructured
@@ -358,6 +361,8 @@ def test_every_package_is_shipped():
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/*.dat"),
         ("sebp_edge.cli.frozen", "sebp_edge/cli/frozen/rthooks/*.py"),
         ("sebp_edge.serve", "sebp_edge/serve/*.ts"),
+        ("sebp_edge.serve", "sebp_edge/serve/*.js"),
+        ("sebp_edge.serve", "sebp_edge/serve/*.pyi"),
     ],
 )
 def test_every_data_file_is_shipped(package, files):

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import client_stub
 import pytest
 from command import process, records, run
 from jsonschema import Draft202012Validator
@@ -57,6 +58,7 @@ def check(found: list[dict]) -> list[dict]:
 def test_the_schema_and_the_types_that_ship_are_made_from_the_classes():
     assert SCHEMA.decode() == schema_text(), "run python tests/helpers/message_schema.py"
     assert FILE.read_text(encoding="ascii") == typescript(), "run python tests/helpers/message_types.py"
+    assert client_stub.FILE.read_text(encoding="ascii") == client_stub.stub(), "run python tests/helpers/client_stub.py"
     Draft202012Validator.check_schema(json.loads(SCHEMA))
 
 
@@ -109,6 +111,9 @@ def test_an_adaptation_and_its_repetition_keep_to_the_schema(adapt, own_data_fol
         ["adapters", "show", "default", "--version", "1"],
         ["adapters", "report", "default"],
         ["adapters", "show", "nobody"],
+        ["adapters", "activate", "default", "1"],
+        ["adapters", "rename", "default", "other"],
+        ["adapters", "rollback", "default"],
         ["adapters", "gc", "--yes"],
         ["adapters", "remove", "default", "--yes"],
     ],

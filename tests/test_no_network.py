@@ -56,6 +56,7 @@ def test_no_command_opens_an_internet_socket_except_to_download_a_model(notes_fo
         ("models",): [],
         ("recipes",): [],
         ("doctor",): [],
+        ("client", "ts"): [tmp_path / "client"],
         ("adapters", "list"): [],
         ("adapters", "show"): ["default"],
         ("adapters", "report"): ["default"],

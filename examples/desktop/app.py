@@ -45,7 +45,7 @@ class Window(QMainWindow):
         self.learn, self.ask = Learn(self.backend), Ask(self.backend)
         self.write, self.versions = Write(self.backend, draft), Versions(self.backend)
         self._pages = QStackedWidget()
-        self._entries = QButtonGroup(self)
+        self._entries, self._copies = QButtonGroup(self), []
         self._trouble, self._status = Trouble(), text("", "small")
         self._status.setContentsMargins(12, 0, 0, 0)
         self._bar = QProgressBar(objectName="thin", textVisible=False, maximum=1000)
@@ -107,11 +107,21 @@ class Window(QMainWindow):
             self._pages.addWidget(page)
             column.addWidget(entry)
         column.addStretch()
+        for number, what in enumerate(("address", "token")):
+            copy = button(f"Copy {what}", lambda number=number: self._copy(number), link=True)
+            copy.setToolTip("For other apps on this computer")
+            self._copies.append(copy)
+            column.addWidget(copy)
         column.addWidget(self._status)
         column.addWidget(self._bar)
         return side
 
+    def _copy(self, number: int) -> None:
+        QApplication.clipboard().setText(self.backend.endpoint[number])
+
     def _show_state(self) -> None:
+        for copy in self._copies:
+            copy.setEnabled(self.backend.state == "ready")
         trouble = self.backend.trouble
         if trouble is None:
             self._trouble.say()

@@ -4,12 +4,16 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, Qt, Signal
 
+from sebp_edge import SebpEdgeError
 from sebp_edge.serve.client import Client, ServerError
+from sebp_edge.serve.http.door import open_endpoint
 
 NAME = "notes"  # of the one adapter that this window has
 _ENDED = {"done", "refused", "interrupted", "failed"}
@@ -59,6 +63,7 @@ class Backend(QObject):
         trouble: why the server is lost.
         job: the last job as in `jobs.get`; None if there is none to show.
         versions: the records of all versions, oldest first.
+        endpoint: the address and the token for other apps on this computer; empty without a server.
     """
 
     state_changed = Signal()
@@ -72,6 +77,8 @@ class Backend(QObject):
         self.trouble: dict | None = None
         self.job: dict | None = None
         self.versions: list[dict] = []
+        self.endpoint = ("", "")
+        self._endpoint, self._port = AsyncExitStack(), 0
         self._is_cancelling = False
         self._client: Client | None = None
         self._said.connect(self._hear, Qt.ConnectionType.QueuedConnection)
@@ -225,9 +232,10 @@ class Backend(QObject):
             await self._end_client()
 
     async def _end_client(self) -> None:
-        client, self._client = self._client, None
+        client, self._client, self.endpoint = self._client, None, ("", "")
         if client is not None:
             await client.close()
+        await self._endpoint.aclose()
 
     async def _start(self, settings: Settings) -> None:
         async with self._starting:
@@ -239,7 +247,10 @@ class Backend(QObject):
                 client = await Client.start(**choices)
                 self._client = client
                 jobs = (await client.call("jobs.list"))["jobs"]
-            except ServerError as error:
+                endpoint = open_endpoint(client, Path(settings.store), settings.model, self._port)
+                address, token = await self._endpoint.enter_async_context(endpoint)
+                self.endpoint, self._port = (address, token.read_text()), urlsplit(address).port
+            except (ServerError, SebpEdgeError) as error:
                 self._tell(self._set_state, "lost", {"code": error.code, "message": str(error)})
                 return
         unfinished = [job for job in jobs if job["resumable"]]

@@ -36,7 +36,7 @@ OTHER_PASSAGES = 100
 # Marks stems of English words, so that no other word is equal to one.
 _STEM = "="
 
-Key = tuple[str, str, str]  # of a document: its source, front matter and content
+Key = tuple[str, str, str, str | None]  # of a document: its source, front matter, content and path
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Index:
 
 def _key(document: Document) -> Key:
     content = document.content if isinstance(document.content, str) else as_json(document.content)
-    return document.source, document.front_matter, content
+    return document.source, document.front_matter, content, document.path
 
 
 def _title(document: Document) -> str:

@@ -33,6 +33,7 @@ class Passage:
         line: of the document's front matter and text, from 1, on which the passage begins.
         date: the day of its innermost heading with one, else of the front matter or the file's name, such as
             "2024-03-04"; empty if none has a year.
+        path: the document's file; see `Document`.
     """
 
     document: str
@@ -40,6 +41,7 @@ class Passage:
     line: int
     text: str
     date: str = ""
+    path: str | None = None
 
     @property
     def place(self) -> str:
@@ -86,7 +88,7 @@ def passages_of(document: Document) -> list[Passage]:
         own = text[begin:end].split("\n", 1)[0]
         dated = (own if _HEADING.match(own) else "", *reversed(titles))
         date = next(filter(None, map(_day, dated)), made)
-        passages.append(Passage(document.source, titles, lines, text[begin:end].rstrip(), date))
+        passages.append(Passage(document.source, titles, lines, text[begin:end].rstrip(), date, document.path))
     return passages
 
 

@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.cli.base_model import open_store
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, say
 from sebp_edge.cli.options import Json, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.store.best_versions import read_best_versions
@@ -26,11 +25,6 @@ Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 Number = Annotated[int, typer.Argument(help="Number of a version.")]
 Version = Annotated[int | None, typer.Option(help="Only this version.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
-def _to_dict(saved) -> dict:
-    where = {"name": saved.name, "version": saved.version, "active": saved.active, "adapter_path": str(saved.path)}
-    return {"event": "adapter"} | where | asdict(saved.record)
 
 
 def _readable_versions(store) -> Iterator:
@@ -130,10 +124,7 @@ def report(
         if to is not None:
             check_output_file(to, MARK.encode(), "page of an adapter")
             write(found.to_html(), to)
-        if as_json:
-            print_json({"event": "report"} | found.to_dict() | {"html": to and str(to)})
-        else:
-            out.print(f"written to {to}", markup=False)
+        say({"event": "report"} | found.to_dict() | {"html": to and str(to)}, f"written to {to}", as_json=as_json)
 
 
 @app.command()
@@ -159,26 +150,28 @@ def diff(
 
 
 @app.command()
-def activate(name: Name, version: Number) -> None:
+def activate(name: Name, version: Number, as_json: Json = False) -> None:
     """Make a version the active one."""
-    with one_sentence_errors():
-        open_store().adapter(name).activate(version)
-        _print_active(name, version)
+    with one_sentence_errors(as_json=as_json):
+        saved = open_store().adapter(name).activate(version)
+        say(_to_dict(saved), _active(name, version), as_json=as_json)
 
 
 @app.command()
-def rollback(name: Name) -> None:
+def rollback(name: Name, as_json: Json = False) -> None:
     """Make the version active again that was active before the active one."""
-    with one_sentence_errors():
-        _print_active(name, open_store().adapter(name).rollback().version)
+    with one_sentence_errors(as_json=as_json):
+        saved = open_store().adapter(name).rollback()
+        say(_to_dict(saved), _active(name, saved.version), as_json=as_json)
 
 
 @app.command()
-def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")]) -> None:
+def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")], as_json: Json = False) -> None:
     """Give an adapter another name."""
-    with one_sentence_errors():
+    with one_sentence_errors(as_json=as_json):
         open_store().adapter(name).rename(new_name)
-        out.print(f"The adapter {name!r} is now {new_name!r}.", markup=False)
+        renamed = {"event": "renamed", "name": name, "new_name": new_name}
+        say(renamed, f"The adapter {name!r} is now {new_name!r}.", as_json=as_json)
 
 
 @app.command()
@@ -197,12 +190,9 @@ def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json 
             raise typer.Exit(1)
         was_active = version is not None and version == adapter.active()
         active = adapter.remove(version)
-        if as_json:
-            print_json({"event": "removed", "name": name, "versions": versions, "active": active})
-            return
-        out.print(f"Deleted {what}.", markup=False)
-        if was_active:
-            _print_active(name, active)
+        removed = {"event": "removed", "name": name, "versions": versions, "active": active}
+        sentence = f"Deleted {what}." + (f"\n{_active(name, active)}" if was_active else "")
+        say(removed, sentence, as_json=as_json)
 
 
 @app.command()
@@ -237,10 +227,8 @@ def gc(
             if not typer.confirm(f"{question} Delete?"):
                 raise typer.Exit(1)
         deleted = store.gc(found)
-        if as_json:
-            print_json({"event": "garbage"} | deleted.to_dict())
-        else:
-            out.print(f"Deleted; {gigabytes(deleted.size)} were freed.")
+        freed = f"Deleted; {gigabytes(deleted.size)} were freed."
+        say({"event": "garbage"} | deleted.to_dict(), freed, as_json=as_json)
 
 
 @app.command("export")
@@ -251,11 +239,12 @@ def export_archive(
     names: Annotated[
         bool, typer.Option("--names", help="Include the names of the documents, and samples that were kept.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
-    with one_sentence_errors():
+    with one_sentence_errors(as_json=as_json):
         saved = open_store().adapter(name).export_archive(to, version, with_names=names)
-        out.print(f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", markup=False)
+        say(_to_dict(saved), f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", as_json=as_json)
 
 
 @app.command("import")
@@ -267,11 +256,9 @@ def import_archive(
     """Add the version in a file of `sebp-edge adapters export`; it is not active."""
     with one_sentence_errors(as_json=as_json):
         saved = open_store().import_archive(file, name)
-        if as_json:
-            print_json(_to_dict(saved))
-            return
         command = shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
-        out.print(f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}", markup=False)
+        sentence = f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}"
+        say(_to_dict(saved), sentence, as_json=as_json)
 
 
 def _print_documents(rows: list[tuple]) -> None:
@@ -283,8 +270,11 @@ def _print_documents(rows: list[tuple]) -> None:
     print_table(["", "document", "tokens", "split", "hash"], table)
 
 
-def _print_active(name: str, version: int | None) -> None:
-    state = f"Version {version} of {name!r} is active now."
+def _to_dict(saved) -> dict:
+    return {"event": "adapter"} | saved.to_dict()
+
+
+def _active(name: str, version: int | None) -> str:
     if version is None:
-        state = f"No version of {name!r} is active now; `sebp-edge adapters activate` chooses one."
-    out.print(state, markup=False)
+        return f"No version of {name!r} is active now; `sebp-edge adapters activate` chooses one."
+    return f"Version {version} of {name!r} is active now."

@@ -15,6 +15,7 @@ from sebp_edge.cli import (
     adapters,
     analyze,
     ask,
+    client,
     doctor,
     export,
     forget,
@@ -77,6 +78,7 @@ app.command(**_FIRST)(forget.forget)
 app.command(**_FIRST)(export.export)
 app.add_typer(adapters.app, name="adapters", **_MORE)
 app.add_typer(listings.jobs_app, name="jobs", **_MORE)
+app.add_typer(client.app, name="client", **_MORE)
 for command in (listings.models, listings.recipes, plan.plan, doctor.doctor, serve.serve):
     app.command(**_MORE)(command)
 app.command(rich_help_panel="For researchers")(analyze.analyze)

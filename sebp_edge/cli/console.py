@@ -232,6 +232,11 @@ def print_json(record: Event | dict) -> None:
     JsonLines(sys.stdout, JOB).write(record)
 
 
+def say(record: Event | dict, sentence: str, *, as_json: bool) -> None:
+    """Prints what was done: for programs as a message, for people as a sentence."""
+    print_json(record) if as_json else out.print(sentence, markup=False)
+
+
 def print_chunk(chunk: str, *, as_json: bool) -> None:
     """Prints a piece of a text that is being written."""
     if as_json:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from sebp_edge.basics.units import gigabytes, percent
 from sebp_edge.cli.base_model import open_store
-from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, quick_imports
+from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, quick_imports, say
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.hub_cache import cached_folder, cached_models
@@ -182,7 +182,4 @@ def remove_job(
     """Delete a job with its checkpoint; versions that it has saved stay."""
     with one_sentence_errors(as_json=as_json):
         open_store().jobs.remove(job)
-        if as_json:
-            print_json({"event": "removed_job", "id": job})
-        else:
-            out.print(f"The job {job} is deleted.")
+        say({"event": "removed_job", "id": job}, f"The job {job} is deleted.", as_json=as_json)

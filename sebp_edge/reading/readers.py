@@ -147,6 +147,7 @@ def _read_into(
         if not (contents or read or unread):
             contents = [Unreadable("empty")]
         is_alone, faults = len(contents) == 1, _Faults(source.name)
+        additions.path = source.path and str(source.path.absolute())
         # A large text is not kept beside its clean copy.
         content, contents = None, contents[::-1]
         for number in range(1, len(contents) + 1):
@@ -193,10 +194,10 @@ def _with_documents_of_chats(reading: Reading, me: Sequence[str], progress: Prog
 
 
 class _Additions:
-    """Adds documents to a reading, but for those that it has."""
+    """Adds documents to a reading, but for those that it has; `path` is that of the file that they are from."""
 
     def __init__(self, reading: Reading):
-        self._reading = reading
+        self._reading, self.path = reading, None
         self._seen = {_digest(document.content): document.source for document in reading.documents}
 
     def add(
@@ -212,7 +213,7 @@ class _Additions:
             faults.add(name, f"the same as {self._seen[key]}", "the same as other documents")
         else:
             self._seen[key] = name
-            self._reading.documents.append(Document(name, content, name if is_named else None, front_matter))
+            self._reading.documents.append(Document(name, content, name if is_named else None, front_matter, self.path))
 
 
 def _cleaned(content: Content | Unreadable) -> tuple[Content | Unreadable, Counter[str]]:

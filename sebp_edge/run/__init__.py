@@ -25,7 +25,8 @@ saving            saves the adapter; if that fails, saves it elsewhere
 forgetting        makes an adapter forget documents
 verify_forgotten  trains a version again to check what it has forgotten
 result            AdaptResult: the result of an adaptation
-asking            answers a question with a sentence, and finds the adapter that reads; imports no torch
+asking            finds passages, quotes an answer, and finds the adapter that reads; imports no torch
+downloading       downloads a base model
 generating        generates text, and answers questions from texts, with the model in use
 expectations      says what to expect of an adapted model of this size
 fitting_recipe    reads what a recipe trains on, and chooses the recipe that fits; imports no torch

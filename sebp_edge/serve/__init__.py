@@ -17,7 +17,7 @@ planner          the short process without torch that quotes, plans or inspects;
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
 streams          descriptors, lines in, lines out
 parent_process   no process outlives the one that started it
-client           a client in Python; client.ts is one in TypeScript
+client           a client in Python; client.js is one for Node, with the types in client.d.ts and messages.d.ts
 mcp_server       tools for assistants, on a client's server
 http             for apps that speak HTTP, on a client's server
 """

@@ -27,6 +27,7 @@ class Executor:
         app: gets what the worker answers.
 
     Attributes:
+        settings: those of the app, of which folders may change; a task has those of its time.
         worker: None if there is none.
         running: the id of the job that the worker has; None if it has none.
     """
@@ -34,7 +35,7 @@ class Executor:
     def __init__(
         self, inbox: SimpleQueue, app: Outbox, jobs: ServedJobs, children: Children, settings: InitializeParams
     ):
-        self._inbox, self._app, self._jobs, self._children, self._settings = inbox, app, jobs, children, settings
+        self._inbox, self._app, self._jobs, self._children, self.settings = inbox, app, jobs, children, settings
         self.worker: WorkerProcess | None = None
         self.running: str | None = None
         self._kill_at: float | None = None  # if the worker has not ended the job by then
@@ -44,7 +45,8 @@ class Executor:
         worker = self._need_worker()
         refuse_too_many(worker.requests)
         worker.requests.add(id)
-        worker.send({"do": "answer", "id": id, "method": method, "params": params})
+        task = {"do": "answer", "id": id, "method": method, "params": params}
+        worker.send(task | {"folders": self.settings.folders})
 
     def cancel(self, id: str | int) -> None:
         """Cancels a request, if the worker has it."""
@@ -60,7 +62,7 @@ class Executor:
         task = self._jobs.next_task()
         self.running = task["id"]
         try:
-            self._need_worker().send({"do": "job", **task})
+            self._need_worker().send({"do": "job", **task, "folders": self.settings.folders})
         except Refusal as why:
             self._interrupt_job(why)
 
@@ -74,13 +76,16 @@ class Executor:
         """Cancels the job that runs, once."""
         if self._jobs.get(self.running).state != "cancelling":
             self._jobs.change(self.running, "cancelling")
+            if self._jobs.get(self.running).kind == "download":  # which nothing else stops
+                self.end_worker("worker_ended", "The worker was ended to cancel a download.")
+                return
             self.worker.send({"do": "stop job"})
             self._kill_at = time.monotonic() + CANCEL_SECONDS
 
     def save_job(self) -> None:
-        """Makes the job that runs save its state and end; an export has none to save."""
-        export = self._jobs.get(self.running).kind == "export"
-        self.worker.send({"do": "stop job" if export else "pause job"})
+        """Makes the job that runs save its state, if it has one, and end."""
+        has_state = self._jobs.get(self.running).stored is not None
+        self.worker.send({"do": "pause job" if has_state else "stop job"})
 
     def _end_job(self, state: str, facts: dict) -> None:
         id, self.running, self._kill_at = self.running, None, None
@@ -107,7 +112,7 @@ class Executor:
         now, worker = time.monotonic(), self.worker
         if self._kill_at is not None and now >= self._kill_at:
             self.end_worker("worker_ended", "The worker did not end the job in time, and was killed.")
-        elif worker and not worker.requests and not self.running and now - worker.used > self._settings.warm_seconds:
+        elif worker and not worker.requests and not self.running and now - worker.used > self.settings.warm_seconds:
             self.end_worker("unloaded", "The worker was idle.")
 
     def end_worker(self, code: str, message: str, *, retry: bool = True) -> None:
@@ -124,13 +129,13 @@ class Executor:
 
     def _need_worker(self) -> WorkerProcess:
         if self.worker is None:
-            offline = {"HF_HUB_OFFLINE": "1"} if self._settings.offline else {}
+            offline = {"HF_HUB_OFFLINE": "1"} if self.settings.offline else {}
             try:
                 self.worker = WorkerProcess(self._children, os.environ | offline)
             except OSError as error:
                 raise cannot_start("worker", error) from error
             threading.Thread(target=self._read, args=(self.worker,), daemon=True).start()
-            self.worker.send({"do": "settings", **asdict(self._settings)})
+            self.worker.send({"do": "settings", **asdict(self.settings)})
         return self.worker
 
     def _read(self, worker: WorkerProcess) -> None:
@@ -150,6 +155,8 @@ class Executor:
         match message["tells"]:
             case "event":
                 self._jobs.add_event(self.running, message["event"])
+            case "loaded":
+                worker.loaded = message["loaded"]
             case "running":
                 if self._jobs.get(self.running).state == "starting":
                     self._jobs.change(self.running, "running")

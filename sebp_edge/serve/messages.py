@@ -167,6 +167,21 @@ class ExportParams(TextsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyParams(TextsParams):
+    """See `Personalizer.verify_forgotten`."""
+
+    name: str = "default"
+    device: str | None = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadParams:
+    """The model to get if it is not on this machine."""
+
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanParams(TextsParams):
     """See `Personalizer.plan`."""
 
@@ -213,11 +228,22 @@ class AskParams(TextsParams):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SearchParams:
+    """A question, and the texts that are searched. `before` is the question that it goes on from."""
+
+    question: str
+    paths: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    before: str = ""
+    num_passages: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
 class StartJobParams:
     """Starts a job, once for each `id`, which the app chooses.
 
     Attributes:
-        kind: "adapt", "forget" or "export".
+        kind: "adapt", "forget", "export", "verify" or "download".
         params: those of the kind.
     """
 
@@ -291,11 +317,43 @@ class DiffParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WriteArchiveParams(AdapterParams):
+    """A version, and the new file that it is written to; see `Adapter.export_archive`."""
+
+    to: str
+    names: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadArchiveParams:
+    """A file with a version, and the name that the adapter gets; by default the one in the file."""
+
+    file: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcParams:
+    """How many of the newest versions of each adapter are kept, and whether the others are deleted, or only named."""
+
+    keep: int = 3
+    delete: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RenameParams:
     """An adapter's name, and its new one."""
 
     name: str
     new_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeFoldersParams:
+    """Folders in which files may be read and written from now on, and those in which they may not be any more."""
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +363,9 @@ class FoldersParams:
     folders: tuple[str, ...] = ()
 
 
-JOBS = {"adapt": AdaptParams, "forget": ForgetParams, "export": ExportParams}
+# What can be gone on with; the others must be started anew.
+TRAININGS = {"adapt": AdaptParams, "forget": ForgetParams}
+JOBS = TRAININGS | {"export": ExportParams, "verify": VerifyParams, "download": DownloadParams}
 
 
 def read_object(data: bytes) -> dict:
@@ -369,7 +429,7 @@ def parse(kind: type[Kind], params: object, method: str) -> Kind:
     return kind(**values)
 
 
-def texts_of(params: TextsParams | ResumeJobParams) -> list | None:
+def texts_of(params: TextsParams | SearchParams | ResumeJobParams) -> list | None:
     """Returns what a Personalizer takes as texts."""
     return [*map(Path, params.paths), *params.texts] or None
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from sebp_edge.errors import StorageError
@@ -45,7 +45,7 @@ def start_job(server, params: StartJobParams) -> dict:
 def pause_job(server, params: RunningJobParams) -> dict:
     """Pauses the running job: its state is saved, and the worker ends. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
-    if job.state not in ("running", "pausing") or job.kind == "export":
+    if job.state not in ("running", "pausing") or job.stored is None:
         raise _wrong_state(job)
     if job.state == "running":
         server.executor.pause_job()
@@ -93,6 +93,18 @@ def unload(server, params: messages.NoParams) -> dict:
     return {}
 
 
+def change_folders(server, params: messages.ChangeFoldersParams) -> dict:
+    """Changes which folders the app may use, and returns all; what was asked for before goes on with those of then."""
+    added, removed = ([real_path(each) for each in given] for given in (params.add, params.remove))
+    if unknown := next((each for each in removed if each not in server.folders), None):
+        message = f"{str(unknown)[:200]!r} is none of the folders that this app may use."
+        raise Refusal("invalid_params", message, "Call folders without parameters to see them.")
+    server.folders = [each for each in dict.fromkeys([*server.folders, *added]) if each not in removed]
+    for each in (*server.planning, server.executor):
+        each.settings = replace(each.settings, folders=tuple(map(str, server.folders)))
+    return {"folders": [*map(str, server.folders)]}
+
+
 def subscribe(server, params: SubscribeParams) -> dict:
     """Sends the events of a job after a number, and those to come, as notifications `job.event`."""
     job = server.jobs.get(params.id)
@@ -122,8 +134,7 @@ def check_paths(params: object, folders: Sequence[Path]) -> None:
         Refusal: a path is not absolute, or is outside.
     """
     paths = [*getattr(params, "paths", ()), *getattr(params, "folders", ())]
-    if getattr(params, "to", None) is not None:
-        paths.append(params.to)
+    paths += [getattr(params, key) for key in ("to", "file") if hasattr(params, key)]
     for path in paths:
         real_path(path)
     names = [*getattr(params, "documents", ()), getattr(params, "model", None), getattr(params, "recipe", None)]
@@ -149,7 +160,7 @@ def refuse_outside(paths: Iterable[str], folders: Sequence[Path]) -> None:
             raise Refusal(
                 "folder_not_allowed",
                 f"{path[:200]!r} is outside of the folders that this app may use.",
-                "Name the folder in `folders` of initialize.",
+                "Name the folder in `folders` of initialize, or add it with folders.",
             )
 
 
@@ -160,6 +171,7 @@ HERE = {
     "initialize": (messages.InitializeParams, lambda server, params: server.initialize(params)),
     "shutdown": (messages.NoParams, lambda server, params: server.end()),
     "unload": (messages.NoParams, unload),
+    "folders": (messages.ChangeFoldersParams, change_folders),
     "cancel": (CancelParams, lambda server, params: server.cancel(params.request)),
     "jobs.start": (StartJobParams, start_job),
     "jobs.get": (JobParams, lambda server, params: _shown(server.jobs.get(params.id))),
@@ -173,6 +185,7 @@ HERE = {
 }
 # What is answered later: from the store, by a planner, or by the worker.
 STORE = {
+    "health": messages.NoParams,
     "adapters.list": messages.NoParams,
     "adapters.history": messages.AdapterParams,
     "adapters.activate": messages.VersionParams,
@@ -181,13 +194,18 @@ STORE = {
     "adapters.remove": messages.AdapterParams,
     "adapters.documents": messages.AdapterParams,
     "adapters.diff": messages.DiffParams,
+    "adapters.export": messages.WriteArchiveParams,
+    "adapters.import": messages.ReadArchiveParams,
+    "adapters.gc": messages.GcParams,
     "report": messages.AdapterParams,
     "models": messages.FoldersParams,
     "recipes": messages.NoParams,
 }
 PLANNER = {"inspect": messages.TextsParams, "plan": messages.PlanParams}
-WORKER = {"ask": messages.AskParams, "generate": messages.GenerateParams, "complete": messages.CompleteParams}
+# What a planner answers too, but a worker that is there answers sooner: it has read the texts before.
+SEARCH = {"ask": messages.AskParams, "search": messages.SearchParams}
+WORKER = {"generate": messages.GenerateParams, "complete": messages.CompleteParams}
 # The class of the parameters of each method.
-METHODS = {name: params for name, (params, _) in HERE.items()} | STORE | PLANNER | WORKER
+METHODS = {name: params for name, (params, _) in HERE.items()} | STORE | PLANNER | SEARCH | WORKER
 # What may be asked before `initialize`.
 FIRST = frozenset({"ping", "status", "initialize", "shutdown"})

@@ -1,4 +1,4 @@
-"""Answers one request of `plan`, `inspect` or `ask` without torch, and ends: `python -m sebp_edge.serve.planner PID`.
+"""Answers one request (plan, inspect, ask, search) without torch, and ends: `python -m sebp_edge.serve.planner PID`.
 
 PID is the supervisor's, which stays as small as it is: the memory that texts take ends with this process.
 """
@@ -11,8 +11,9 @@ from pathlib import Path
 
 from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.run.asking import find_reader, quote
-from sebp_edge.serve.messages import AskParams, error_of, parse, texts_of, turns_of
+from sebp_edge.events import finite
+from sebp_edge.run.asking import find_reader, quote, search
+from sebp_edge.serve.messages import AskParams, SearchParams, error_of, parse, texts_of, turns_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
 from sebp_edge.store.adapter_store import AdapterStore
@@ -32,6 +33,9 @@ def _answer(request: dict) -> dict:
         check_paths(params, [*map(Path, request["folders"])])
         if isinstance(params, AskParams):
             return _answer_without_model(params, request)
+        if isinstance(params, SearchParams):
+            found = search(params.question, texts_of(params), params.num_passages, params.before)
+            return {"result": finite(asdict(found))}
         from sebp_edge.serve.plans import plan  # which takes as long to import as all else
 
         return plan(params, request)

@@ -34,11 +34,12 @@ class Planning:
     `parents.end_with_parent`.
 
     Attributes:
+        settings: of the requests to come.
         requests: those whose answer nobody has taken from here, by their `id`; None for one that is stopped.
     """
 
     def __init__(self, children: Children, settings: InitializeParams):
-        self._children, self._settings = children, settings
+        self._children, self.settings = children, settings
         self._waiting: queue.SimpleQueue[str | int] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self.requests: dict[str | int, dict | None] = {}
@@ -47,7 +48,7 @@ class Planning:
     def ask(self, id: str | int, method: str, params: dict, used: int) -> None:
         """Puts a request behind those that wait; the worker uses so many bytes of memory."""
         refuse_too_many(self.requests)
-        self.requests[id] = {"method": method, "params": params, "used": used, **asdict(self._settings)}
+        self.requests[id] = {"method": method, "params": params, "used": used, **asdict(self.settings)}
         self._waiting.put(id)
 
     def stop(self, id: str | int) -> None:
@@ -95,6 +96,7 @@ class WorkerProcess:
     Attributes:
         lines: what it tells, up to its end.
         requests: the `id`s of requests that it has not answered.
+        loaded: the model that it has loaded, as it has told; None without one.
         used: when it was last given work or answered, as `time.monotonic` has it.
     """
 
@@ -107,6 +109,7 @@ class WorkerProcess:
         self._process.stdin.close()
         self._process.stdout.close()
         self.requests: set[str | int] = set()
+        self.loaded: dict | None = None
         self.used = time.monotonic()
 
     @property

@@ -19,7 +19,7 @@ from sebp_edge.basics.files import parse_dataclass
 from sebp_edge.errors import JobError, StorageError
 from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
-from sebp_edge.serve.messages import Refusal, ResumeJobParams, StartJobParams
+from sebp_edge.serve.messages import TRAININGS, Refusal, ResumeJobParams, StartJobParams
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.store.lock import locked
 
@@ -40,12 +40,12 @@ class ServedJob:
 
     Attributes:
         id: the app's.
-        kind: "adapt", "forget" or "export".
+        kind: one of `JOBS`.
         name: the adapter's.
         created, updated: in seconds since 1970.
         phase, progress, seconds_left: of the whole job; progress is from 0 to 1.
         last_event: the number of its last event.
-        stored: the same id if `sebp-edge jobs` shows it, too; None for an export.
+        stored: the same id if `sebp-edge jobs` shows it, too; None if it is no training.
         error: why it was refused, interrupted or failed.
         result: what it returned; after a restart, without texts and paths.
     """
@@ -156,7 +156,7 @@ class ServedJobs:
         Raises:
             StorageError: the journal cannot be written.
         """
-        stored = None if request.kind == "export" else request.id
+        stored = request.id if request.kind in TRAININGS else None
         self._jobs[request.id] = ServedJob(request.id, request.kind, name, stored=stored)
         self._digests[request.id] = self.journal.digest(as_sent)
         self.change(request.id, "queued")

@@ -1,4 +1,4 @@
-"""Methods about what is on the disk: saved adapters, their reports, models. None needs torch.
+"""Methods about what is on this machine: saved adapters, their reports, models, its state. None needs torch.
 
 They run in a thread of their own, since another process may hold the store's lock for a while.
 """
@@ -8,26 +8,31 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from sebp_edge.basics.version import __version__
 from sebp_edge.engine.memory.budget import MemoryBudget
+from sebp_edge.engine.memory.known_machine import recall_machine
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import finite
+from sebp_edge.machine.host import free_host_memory
+from sebp_edge.machine.packages import package_versions
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
 from sebp_edge.serve.messages import (
     AdapterParams,
-    ExportParams,
     FoldersParams,
     ForgetParams,
+    GcParams,
     InitializeParams,
     NoParams,
     Refusal,
     ResumeJobParams,
-    TextsParams,
+    TrainingParams,
     error_of,
 )
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.stored_jobs import JobRecord, settings_of
 
 
@@ -64,8 +69,8 @@ class ServedStore:
                 answer = {"error": error_of(error)}
             yield id, answer
 
-    def keep_job(self, id: str, params: TextsParams) -> tuple[str | None, dict]:
-        """Keeps what a job is asked to do, unless it is an export; returns the adapter's name and the worker's task.
+    def keep_job(self, id: str, params: object) -> tuple[str | None, dict]:
+        """Keeps what a job is asked to do, if it is a training; returns the adapter's name and the worker's task.
 
         Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
 
@@ -73,8 +78,8 @@ class ServedStore:
             Refusal: the store has a job of this id.
             SebpEdgeError: there is no such model, recipe or name; or it could not be written.
         """
-        if isinstance(params, ExportParams):
-            return params.name, asdict(params)
+        if not isinstance(params, TrainingParams):
+            return getattr(params, "name", None), asdict(params)
         jobs = self.adapters.jobs
         if (jobs.folder / id).exists():
             raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
@@ -127,16 +132,19 @@ def list_adapters(store: AdapterStore, params: NoParams) -> dict:
 def history(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the records of all versions of an adapter."""
     adapter = store.adapter(params.name)
-    found = map(adapter.open, adapter.versions())
-    versions = [{"version": each.version, "active": each.active, **asdict(each.record)} for each in found]
-    return {"name": adapter.name, "versions": versions}
+    return {"name": adapter.name, "versions": [adapter.open(version).to_dict() for version in adapter.versions()]}
+
+
+def active(saved: SavedAdapter) -> dict:
+    """Returns which version is active now."""
+    return {"name": saved.name, "active": saved.version}
 
 
 def documents(store: AdapterStore, params: AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
-    adapter, shown = store.adapter(params.name), ("hash", "name", "number", "tokens", "split", "absent")
+    adapter = store.adapter(params.name)
     version = adapter.open(params.version).version
-    found = [{key: getattr(document, key) for key in shown} for document in adapter.documents(version)]
+    found = [document.to_dict() for document in adapter.documents(version)]
     return {"name": adapter.name, "version": version, "documents": found}
 
 
@@ -146,23 +154,38 @@ def report(store: AdapterStore, params: AdapterParams) -> dict:
     return {"report": found.to_dict(), "html": found.to_html()}
 
 
+def gc(store: AdapterStore, params: GcParams) -> dict:
+    """Returns what is of no use any more, or was, if it is to be deleted."""
+    found = store.garbage(params.keep)
+    return (store.gc(found) if params.delete else found).to_dict()
+
+
 def models(store: AdapterStore, params: FoldersParams) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
     known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
     return {"known": known, "local": find_local_models(params.folders)}
 
 
+def health(store: AdapterStore, params: NoParams) -> dict:
+    """Returns versions, the device that is used by default, and free memory in bytes.
+
+    The device is None until a worker has found a GPU, or that there is none.
+    """
+    target, free = recall_machine(None) or (None, None)
+    return {
+        "versions": {"sebp_edge": __version__, **package_versions()},
+        "device": target and target.device,
+        "free_memory": free,
+        "free_host_memory": free_host_memory(),
+    }
+
+
 _CALLS = {
+    "health": health,
     "adapters.list": list_adapters,
     "adapters.history": history,
-    "adapters.activate": lambda store, params: {
-        "name": params.name,
-        "active": store.adapter(params.name).activate(params.version).version,
-    },
-    "adapters.rollback": lambda store, params: {
-        "name": params.name,
-        "active": store.adapter(params.name).rollback().version,
-    },
+    "adapters.activate": lambda store, params: active(store.adapter(params.name).activate(params.version)),
+    "adapters.rollback": lambda store, params: active(store.adapter(params.name).rollback()),
     "adapters.rename": lambda store, params: {"name": store.adapter(params.name).rename(params.new_name).name},
     "adapters.remove": lambda store, params: {
         "name": params.name,
@@ -170,6 +193,11 @@ _CALLS = {
     },
     "adapters.documents": documents,
     "adapters.diff": lambda store, params: store.adapter(params.name).diff(params.old, params.new).to_dict(),
+    "adapters.export": lambda store, params: (
+        store.adapter(params.name).export_archive(params.to, params.version, with_names=params.names).to_dict()
+    ),
+    "adapters.import": lambda store, params: store.import_archive(params.file, params.name).to_dict(),
+    "adapters.gc": gc,
     "report": report,
     "models": models,
     "recipes": lambda store, params: {"recipes": Recipe.names()},

@@ -28,7 +28,7 @@ from sebp_edge.errors import StorageError
 from sebp_edge.events import finite
 from sebp_edge.serve.executor import Executor
 from sebp_edge.serve.messages import PROTOCOL, InitializeParams, Refusal, cancelled, error_of, parse, read
-from sebp_edge.serve.methods import FIRST, HERE, METHODS, PLANNER, WORKER, check_paths, real_path
+from sebp_edge.serve.methods import FIRST, HERE, METHODS, PLANNER, SEARCH, WORKER, check_paths, real_path
 from sebp_edge.serve.parent_process import Parent
 from sebp_edge.serve.processes import Planning
 from sebp_edge.serve.served_jobs import ServedJobs
@@ -52,7 +52,7 @@ class Supervisor:
     Attributes:
         folders: those that the app may use.
         store, jobs, executor: who does what the app asks; None before `initialize`.
-        planning: for plans and inspections, and for quotations, which do not wait for those.
+        planning: for plans and inspections, and for searches, which do not wait for those.
     """
 
     def __init__(self, descriptors: tuple[int, int], starter: int | None):
@@ -205,10 +205,10 @@ class Supervisor:
             raise Refusal("ending", "The server is ending.", retry=True)
         check_paths(values, self.folders)
         worker = self.executor.worker
-        if name in WORKER and (worker or name != "ask"):
+        if name in WORKER or (worker and name in SEARCH):
             self.executor.ask(id, name, params)
-        elif name in WORKER or name in PLANNER:
-            self.planning[name == "ask"].ask(id, name, params, (worker and worker.memory) or 0)
+        elif name in SEARCH or name in PLANNER:
+            self.planning[name in SEARCH].ask(id, name, params, (worker and worker.memory) or 0)
         else:
             self.store.ask(id, name, values)
         return None
@@ -223,6 +223,8 @@ class Supervisor:
     def _answer_from_store(self, answered: tuple[str | int, dict]) -> None:
         id, answer = answered
         name, params = self.store.requests.pop(id)
+        if name == "health" and "result" in answer:
+            answer["result"]["loaded"] = self.executor.worker and self.executor.worker.loaded
         if name == "adapters.remove" and params.version is None and "result" in answer:
             self.jobs.forget_adapter(params.name)
             if (problem := self.jobs.journal.problem) is not None:

@@ -19,29 +19,34 @@ from pathlib import Path
 
 from sebp_edge.engine.memory.shape_reader import keep_shape
 from sebp_edge.engine.memory.this_machine import keep_device
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
-from sebp_edge.events import Event, Sink, TensorWritten, TextsRead, finite, silent
+from sebp_edge.events import Event, ModelLoaded, Sink, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set_session_niceness
 from sebp_edge.machine.process import memory_of
 from sebp_edge.personalizer import Personalizer
 from sebp_edge.recipe import Recipe
 from sebp_edge.run import generating
-from sebp_edge.run.asking import find_reader
+from sebp_edge.run.asking import SearchedTexts, find_reader, quote, search
+from sebp_edge.run.downloading import download
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
 from sebp_edge.serve.messages import (
+    JOBS,
     AskParams,
     CompleteParams,
-    ExportParams,
+    DownloadParams,
     GenerateParams,
     ModelParams,
     PlanParams,
     Refusal,
     ResumeJobParams,
+    SearchParams,
     TextsParams,
+    VerifyParams,
     cancelled,
     error_of,
     parse,
@@ -52,8 +57,10 @@ from sebp_edge.serve.messages import (
 from sebp_edge.serve.methods import METHODS, check_paths, refuse_outside
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
+from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.stored_jobs import Job
+from sebp_edge.values.preparation_progress import Progress
 
 # Of a job that an error ends: the first that fits.
 _REFUSED = SebpEdgeError | Refusal
@@ -105,9 +112,8 @@ class Worker:
     def __init__(self, tasks: Tasks, outbox: Outbox):
         self._tasks, self._outbox = tasks, outbox
         self._settings: dict = {}
-        self._folders: list[Path] = []  # which the app may use, without links
         self._served: Personalizer | None = None  # which answers
-        self._quoting: Personalizer | None = None  # which answers without a model
+        self._searched = SearchedTexts()
         self._job: Personalizer | None = None  # which runs a job
         self._jobs: ThreadPoolExecutor | None = None  # its only thread
         self._handed: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None once the job has ended
@@ -122,7 +128,6 @@ class Worker:
         match task["do"]:
             case "settings":
                 self._settings = {"store": task["store"], "memory_budget": task["memory_budget"]}
-                self._folders = [*map(Path, task["folders"])]
                 self._lowers_priority = task["low_priority"]
                 lower = lower_priority_of_thread if self._lowers_priority else None
                 self._jobs = ThreadPoolExecutor(1, "sebp-edge job", lower)
@@ -140,6 +145,11 @@ class Worker:
         self._outbox.wait_for_room()
         self._outbox.send({"tells": tells, **values})
 
+    def _tell_loaded(self) -> None:
+        used = next((one.in_use for one in (self._job, self._served) if one and one.in_use.base), None)
+        about = used and {"model": used.reference.public_name, "size": used.loaded_bytes}
+        self._tell("loaded", loaded=used and about | {"device": used.device.type, "dtype": used.base.precision})
+
     # ------------------------------------------------------------------------------------------------------------ jobs
 
     def _run_job(self, task: dict) -> None:
@@ -152,25 +162,32 @@ class Worker:
         except Exception as error:
             state, facts["error"] = next(state for kind, state in _STATES if isinstance(error, kind)), shown(error)
         self._job = None
+        self._tell_loaded()
         self._tell("ended", state=state, facts=facts)
-        if state == "done":
+        if state == "done" and self._served is not None:
             keep_shape(self._served.reference)
 
     def _call_of(self, task: dict) -> Callable:
         """Returns the call of a Personalizer that is the job, without `stop_when`."""
-        on_event = partial(self._on_event, task["id"])
+        on_event, folders = partial(self._on_event, task["id"]), [*map(Path, task["folders"])]
         if task["stored"] is None:
-            params = parse(ExportParams, task["params"], task["kind"])
-            self._refuse_outside = partial(check_paths, params, self._folders)
+            params = parse(JOBS[task["kind"]], task["params"], task["kind"])
+            self._refuse_outside = partial(check_paths, params, folders)
             self._refuse_outside()
+            if isinstance(params, DownloadParams):
+                return lambda stop_when: download(resolve(params.model), on_event)
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
+            if isinstance(params, VerifyParams) and not params.paths:
+                refuse_outside(_learnt_from(job.store.adapter(params.name), None), folders)
             self._begin(job, params.model)
+            if isinstance(params, VerifyParams):
+                return partial(job.verify_forgotten, texts_of(params), name=params.name)
             chosen = {key: getattr(params, key) for key in options}
             return partial(job.export, params.name, params.to, texts=texts_of(params), **chosen)
         params, store = parse(ResumeJobParams, task["params"], "jobs.resume"), AdapterStore(self._settings["store"])
         stored = store.jobs.get(task["stored"])
         arguments = stored.arguments()
-        self._refuse_outside = partial(refuse_outside, _paths_of(stored, params, store), self._folders)
+        self._refuse_outside = partial(refuse_outside, _paths_of(stored, params, store), folders)
         self._refuse_outside()
         job = Personalizer(**arguments, store=self._settings["store"], on_event=on_event)
         self._begin(job, arguments["model"])
@@ -190,23 +207,26 @@ class Worker:
         # Again: somebody may have put a link into the place of a folder meanwhile.
         if isinstance(event, TextsRead | TensorWritten):
             self._refuse_outside()
+        if isinstance(event, ModelLoaded):
+            self._tell_loaded()
         self._tell("event", event=finite(event.of_job(id).to_dict()))
         self._while_waiting()
 
     def _while_waiting(self) -> None:
         """Answers what waits; pauses the job if that is asked for."""
-        while not self._job.in_use.is_loading and (task := self._tasks.next_within_job()) is not None:
+        job = self._job  # None if it needs no model
+        while not (job and job.in_use.is_loading) and (task := self._tasks.next_within_job()) is not None:
             self._be_low(False)
             answered = Future()
             self._handed.put(lambda task=task, done=answered: done.set_result(self._answer(task)))
             answered.result()
             self._answered = time.monotonic()
-            if self._job.memory_budget is not None:  # of which the training needs all
+            if job and job.memory_budget is not None:  # of which the training needs all
                 self._served.in_use.detach_adapter()
         if time.monotonic() - self._answered > _SECONDS_UNTIL_LOW:
             self._be_low(True)
         if self._tasks.job_pause.is_set():
-            self._job.pause()
+            job.pause()
 
     def _be_low(self, is_low: bool) -> None:
         """Lowers the priority of the worker's session, or takes that back for an answer."""
@@ -220,7 +240,7 @@ class Worker:
         id, method = task["id"], task["method"]
         try:
             params = parse(METHODS[method], task["params"], method)
-            check_paths(params, self._folders)
+            check_paths(params, [*map(Path, task["folders"])])
             answer = {"result": finite(_ANSWERS[method](self, params, id))}
         except Interrupted as error:
             is_cut = self._tasks.answering == id and self._tasks.ends_job
@@ -233,6 +253,7 @@ class Worker:
             answer = {"error": error_of(error)}
         self._tasks.stops.pop(id)
         self._tasks.answering = None
+        self._tell_loaded()
         self._tell("answer", id=id, **answer)
 
     def _generate(self, params: GenerateParams, id: str | int) -> dict:
@@ -250,18 +271,20 @@ class Worker:
         return {"text": found.text, **asdict(found)}
 
     def _ask(self, params: AskParams, id: str | int) -> dict:
-        turns, one = turns_of(params), self._personalizer(params)
+        turns, one, index = turns_of(params), self._personalizer(params), self._index(params, id)
+        if params.adapter is None and find_reader(one.store, one.reference) is None:
+            # Needs no model, so that it may be about another one than the running job.
+            return asdict(quote(params.question, index, before=turns[-1][0] if turns else ""))
         rest = self._streamed(params, id, ("max_new_tokens",))
         if params.adapter is None:
             del rest["adapter"]  # for the reader
-        if params.adapter is None and find_reader(one.store, one.reference) is None:
-            # Needs no model, so that it may be about another one than the running job.
-            if self._quoting is None or self._quoting.reference != one.reference:
-                self._quoting = one
-            served = self._quoting
-        else:
-            served = self._served_with_weights(params, id)
-        return asdict(served.ask(params.question, texts_of(params), before=turns, **rest))
+        return asdict(self._served_with_weights(params, id).ask(params.question, index, before=turns, **rest))
+
+    def _search(self, params: SearchParams, id: str | int) -> dict:
+        return asdict(search(params.question, self._index(params, id), params.num_passages, params.before))
+
+    def _index(self, params: AskParams | SearchParams, id: str | int):
+        return self._searched.index(texts_of(params), Progress(check=partial(self._refuse_stopped, id)))
 
     def _streamed(
         self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...] = ()
@@ -353,13 +376,19 @@ def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list
     if not params.paths and record.texts is not None:
         paths += [each["path"] for each in record.texts]
     elif not params.paths and record.kind == "forget" and (adapter := store.adapter(record.adapter)).exists():
-        wheres, active = adapter.wheres(), adapter.active()
-        paths += [str(path) for one in ([active] if active in wheres else wheres) for path in wheres[one].paths]
+        paths += _learnt_from(adapter, adapter.active())
     return paths
+
+
+def _learnt_from(adapter: Adapter, version: int | None) -> list[str]:
+    """Returns where the texts of a version are, or of all if that is not known."""
+    wheres = adapter.wheres()
+    return [str(path) for one in ([version] if version in wheres else wheres) for path in wheres[one].paths]
 
 
 _ANSWERS = {
     "ask": Worker._ask,
+    "search": Worker._search,
     "generate": Worker._generate,
     "complete": Worker._complete,
     "inspect": Worker._inspect,

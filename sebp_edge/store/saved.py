@@ -15,7 +15,7 @@ A version contains none of the user's texts or paths, apart from samples.json an
 import hashlib
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -40,6 +40,11 @@ class SavedAdapter:
     name: str | None = None
     version: int | None = None
     active: bool = False
+
+    def to_dict(self) -> dict:
+        """Returns which version it is, and its record, as JSON-ready values."""
+        where = {"name": self.name, "version": self.version, "active": self.active, "adapter_path": str(self.path)}
+        return where | asdict(self.record)
 
     def judged_states(self) -> list[Path]:
         """Returns the folders of the states that the gate judged; its own if it was not trained again.

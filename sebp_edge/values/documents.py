@@ -111,12 +111,14 @@ class Document:
         content: a plain text, a prompt with its completion, or a conversation.
         name: the source, if that is a name by which its owner knows the document; None if it is a number only.
         front_matter: of a note, with its marks, which is searched, but not learnt.
+        path: of the file that it was read from; None for texts, archives and chats.
     """
 
     source: str
     content: Content
     name: str | None = None
     front_matter: str = ""
+    path: str | None = None
 
     @property
     def own_text(self) -> str:

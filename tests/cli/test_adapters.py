@@ -46,6 +46,22 @@ def test_versions_are_chosen_and_gone_back_to(store):
     assert_one_sentence(run("adapters", "rollback", NAME), "was active before version 1; activate one of")
 
 
+def test_what_was_changed_is_said_as_json(store, tmp_path):
+    for arguments, version in ((("activate", NAME, 3), 3), (("rollback", NAME), 4)):
+        (changed,) = contents(run("adapters", *arguments, "--json").stdout)
+        assert (changed["event"], changed["name"], changed["version"]) == ("adapter", NAME, version)
+        assert changed["active"] and store.adapter(NAME).active() == version
+    (written,) = contents(
+        run("adapters", "export", NAME, "--to", tmp_path / "one.zip", "--version", 2, "--json").stdout
+    )
+    assert (written["version"], written["active"]) == (2, False) and (tmp_path / "one.zip").exists()
+    (renamed,) = contents(run("adapters", "rename", NAME, "other", "--json").stdout)
+    assert renamed == {"v": 1, "event": "renamed", "name": NAME, "new_name": "other"} and store.names() == ["other"]
+    for arguments in (("activate", "nobody", 1), ("rollback", "nobody"), ("rename", "nobody", "a")):
+        (error,) = contents(run("adapters", *arguments, "--json").stdout)
+        assert error["code"] == "adapter"
+
+
 def test_removing_the_active_version_says_what_is_active_then(store):
     assert run("adapters", "remove", NAME, "--version", 3, "--yes").stdout == f"Deleted version 3 of '{NAME}'.\n"
     removed = run("adapters", "remove", NAME, "--version", 4, "--yes").stdout

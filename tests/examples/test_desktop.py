@@ -1,10 +1,13 @@
 """The desktop example: a window, without a screen, that learns three short notes with the bundled model."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -132,6 +135,29 @@ def test_a_model_that_no_plan_knows_yet_is_inspected(warm_servers, open_window, 
 def server(window, started=()):
     """The process that the window has started, or the first of those that took its place."""
     return psutil.Process((*started, window.backend._client.process)[0].pid)
+
+
+def test_the_address_and_the_token_are_copied_for_other_apps_and_work_until_the_window_is_closed(
+    warm_servers, open_window, notes
+):
+    def listed(address, token):
+        request = urllib.request.Request(f"{address}/models", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return [each["id"] for each in json.load(answer)["data"]]
+
+    window, copied = open_window(), []
+    for what in ("address", "token"):
+        press(window, f"Copy {what}")
+        copied.append(QApplication.clipboard().text())
+    assert listed(*copied) == ["base"]
+    window.notes.add_folder(str(notes))  # which starts another server
+    wait(lambda: window.backend.state == "ready" and window.notes.found)
+    assert listed(*copied) == ["base", "base:ask"]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        listed(copied[0], "wrong")
+    window.close()
+    with pytest.raises(urllib.error.URLError):
+        listed(*copied)
 
 
 def test_an_empty_window_says_what_to_do_first(open_window):

@@ -9,9 +9,9 @@ import json
 import sys
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_type_hints
 
-from pydantic import create_model
+from pydantic import Field, create_model
 from pydantic.json_schema import models_json_schema
 
 from sebp_edge import errors
@@ -20,11 +20,15 @@ from sebp_edge.cli.doctor_checks import Finding
 from sebp_edge.engine.memory.footprint import Footprint
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.memory_plan import Plan
+from sebp_edge.engine.models.catalog import CatalogEntry
+from sebp_edge.engine.models.completion import Completion
+from sebp_edge.engine.models.generation import Generation
 from sebp_edge.errors import SebpEdgeError
 from sebp_edge.events import PROTOCOL, Event
 from sebp_edge.export.export_result import ExportResult
 from sebp_edge.recipe import Recipe
 from sebp_edge.research.analysis.analysis import Analysis
+from sebp_edge.run.downloading import Downloaded
 from sebp_edge.run.inspection import Inspection
 from sebp_edge.run.result import KEYS, AdaptResult
 from sebp_edge.run.unchanged import UnchangedResult
@@ -33,6 +37,7 @@ from sebp_edge.serve import messages
 from sebp_edge.serve.served_jobs import ServedJob
 from sebp_edge.store.difference import Difference
 from sebp_edge.store.erasure import Receipt
+from sebp_edge.store.garbage import OldVersion
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.training_report import KeptSamples, TrainingReport
 
@@ -53,7 +58,7 @@ Choice = create_model("Choice", **CHOICE)
 PLAN = hints(Plan, "requested_budget", "chosen") | CHOICE | dict.fromkeys(("larger", "smaller", "full"), Choice | None)
 DOCUMENT = {"name": str | None, "number": int | None, "hash": str, "tokens": int | None, "split": str | None}
 Document = create_model("Document", **DOCUMENT, absent=bool)
-Source = create_model("Source", document=str, headings=list[str], line=int, text=str)
+Source = create_model("Source", document=str, headings=list[str], line=int, text=str, date=str, path=str | None)
 SAVED = {"name": str, "version": int, "active": bool, "adapter_path": str}
 LOCATED = {"name": str | None, "version": int | None}
 CODES = sorted(error.code for error in vars(errors).values() if isinstance(error, type) and hasattr(error, "code"))
@@ -62,6 +67,12 @@ ADAPTED = {
     name: get_type_hints(AdaptResult).get(name) or get_type_hints(getattr(AdaptResult, name).fget)["return"]
     for name in KEYS.split()
 } | {"adapter_path": str}
+
+INSPECTION = hints(Inspection, "plan", "authors") | {"plan": create_model("Plan", **PLAN) | None, "summary": str}
+DIFFERENCE = hints(Difference) | dict.fromkeys(("came", "went"), list[Document])
+DIFFERENCE |= {"changed": list[tuple[Document, Document]]}
+REPORT = LOCATED | {"active": bool, "record": AdapterRecord, "training": TrainingReport | None}
+REPORT |= {"samples": KeptSamples | None}
 
 # Keys that events and results have had since a later version; those of before lack them.
 ADDED: dict[type, dict[str, Any]] = {
@@ -91,6 +102,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     ("result", "export", hints(ExportResult) | {"summary": str}, {}),
     ("result", "forget", hints(Receipt), {}),
     ("result", "verify", hints(Verification), {}),
+    ("result", "download", hints(Downloaded), {}),
     ("result", "generate", {"prompt": str | list[dict[str, str]], "text": str}, {}),
     (
         "result",
@@ -98,34 +110,15 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
         {"question": str, **hints(Answer, *ADDED[Answer]), "sources": list[Source]},
         ADDED[Answer],
     ),
-    (
-        "inspection",
-        None,
-        hints(Inspection, "plan", "authors") | {"plan": create_model("Plan", **PLAN) | None, "summary": str},
-        {},
-    ),
+    ("inspection", None, INSPECTION, {}),
     ("plan", None, PLAN, {}),
     ("analysis", None, hints(Analysis) | {"losses": list[dict], **HTML}, {}),
     ("model", None, {"name": str, "on_this_machine": bool}, {}),
     ("recipe", None, hints(Recipe) | {"learning_rate": float}, {"learning_rates": list[float]}),
     ("finding", None, hints(Finding), {}),
     ("adapter", None, SAVED | hints(AdapterRecord), {"manifest": list[Document]}),
-    (
-        "report",
-        None,
-        LOCATED
-        | {"active": bool, "record": AdapterRecord, "training": TrainingReport | None}
-        | {"samples": KeptSamples | None, **HTML},
-        {},
-    ),
-    (
-        "diff",
-        None,
-        hints(Difference)
-        | dict.fromkeys(("came", "went"), list[Document])
-        | {"changed": list[tuple[Document, Document]]},
-        {},
-    ),
+    ("report", None, REPORT | HTML, {}),
+    ("diff", None, DIFFERENCE, {}),
     (
         "stored_job",
         None,
@@ -134,6 +127,7 @@ MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
         {},
     ),
     ("removed_job", None, {"id": str}, {}),
+    ("renamed", None, {"name": str, "new_name": str}, {}),
     ("removed", None, {"name": str, "versions": list[int], "active": int | None}, {}),
     ("garbage", None, {"keep": int, "versions": list[dict], "leftovers": list[str], "size": int}, {}),
 ]
@@ -148,20 +142,77 @@ def _params(kind: type):
 
 # Pydantic's models of other protocols, which are defined in the schema, but are no lines of `--json`: those of `serve`.
 OTHERS = [_params(each) for name, each in sorted(vars(messages).items()) if name.endswith("Params")]
-OTHERS.append(create_model("Job", **{name: (hint, ...) for name, hint in hints(ServedJob).items()}))
+Job = create_model("Job", **{name: (hint, ...) for name, hint in hints(ServedJob).items()})
+OTHERS.append(Job)
 OTHERS.append(
     create_model("JobEvent", job=str, number=int, phase=str, progress=float, seconds_left=float | None, event=dict)
 )
 OTHERS.append(create_model("RefusalData", code=str, hint=str, retry=bool))
 
 
+def _or_null(hint):
+    """Returns a type of JSON, which has no NaN, so that null takes its place."""
+    return float | None if hint is float else hint
+
+
+def _answer(name: str, /, **values):
+    """Returns pydantic's model of a method's result."""
+    return create_model(name, **{key: (_or_null(hint), ...) for key, hint in values.items()})
+
+
+Version = _answer("SavedVersion", **SAVED, **hints(AdapterRecord))
+Worker = _answer("WorkerState", pid=int, memory=int | None, requests=int)
+Loaded = _answer("LoadedModel", model=str, size=int, device=str, dtype=str)
+Listed = _answer("ListedAdapter", name=str, versions=list[int], active=int | None, base_model=str | None)
+Unreadable = _answer("UnreadableAdapter", name=str, message=str)
+Known = _answer("KnownModel", name=str, **hints(CatalogEntry))
+STATUS = {"pid": int, "memory": int, "worker": Worker | None, "job": str | None, "queued": int, "problem": dict | None}
+HEALTH = {"versions": dict[str, str], "device": str | None, "free_memory": int | None, "free_host_memory": int}
+HASH = Annotated[str, Field(alias="schema")]  # the name of one of pydantic's methods
+ASKED = {**hints(Answer), "sources": list[Source]}
+# The results of the protocol's methods.
+RESULTS = {
+    **dict.fromkeys(("ping", "shutdown", "unload", "cancel", "jobs.remove", "jobs.unsubscribe"), _answer("NoResult")),
+    "status": _answer("StatusResult", **STATUS),
+    "initialize": _answer("InitializeResult", protocol=int, version=str, schema_=HASH, pid=int, methods=list[str]),
+    "health": _answer("HealthResult", **HEALTH, loaded=Loaded | None),
+    "folders": _answer("FoldersResult", folders=list[str]),
+    **dict.fromkeys(
+        ("jobs.start", "jobs.get", "jobs.pause", "jobs.resume", "jobs.cancel", "jobs.subscribe"),
+        _answer("OneJobResult", job=Job),
+    ),
+    "jobs.list": _answer("JobsResult", jobs=list[Job]),
+    "adapters.list": _answer("AdaptersResult", adapters=list[Listed], unreadable=list[Unreadable]),
+    "adapters.history": _answer("HistoryResult", name=str, versions=list[Version]),
+    **dict.fromkeys(
+        ("adapters.activate", "adapters.rollback", "adapters.remove"),
+        _answer("ActiveResult", name=str, active=int | None),
+    ),
+    "adapters.rename": _answer("NameResult", name=str),
+    "adapters.documents": _answer("DocumentsResult", name=str, version=int, documents=list[Document]),
+    "adapters.diff": _answer("DiffResult", **DIFFERENCE),
+    **dict.fromkeys(("adapters.export", "adapters.import"), Version),
+    "adapters.gc": _answer("GarbageResult", keep=int, versions=list[OldVersion], leftovers=list[str], size=int),
+    "report": _answer("ReportResult", report=_answer("VersionReport", **REPORT), html=str),
+    "models": _answer("ModelsResult", known=list[Known], local=list[str]),
+    "recipes": _answer("RecipesResult", recipes=list[str]),
+    "inspect": _answer("InspectResult", event=Literal["inspection"], **INSPECTION),
+    "plan": _answer("PlanResult", **PLAN),
+    "ask": _answer("AskResult", **ASKED),
+    "search": _answer("SearchResult", found=bool, hits=list[create_model("Hit", passage=Source, strength=float)]),
+    "generate": _answer("GenerateResult", **hints(Generation)),
+    "complete": _answer("CompleteResult", text=str, **hints(Completion)),
+}
+
+
 def make_schema() -> dict:
     """Returns the JSON Schema: a message is any of `anyOf`."""
     models = [_model(*each) for each in MESSAGES]
-    written = [(model, "serialization") for model in models]
+    written = [(model, "serialization") for model in (*models, *dict.fromkeys(RESULTS.values()))]
     _, found = models_json_schema([*written, *((model, "validation") for model in OTHERS)])
     definitions = {name: _plain(definition) for name, definition in sorted(found["$defs"].items())}
     optional = {model.__name__: may_lack for model, (*_, may_lack) in zip(models, MESSAGES, strict=True)}
+    optional["Source"] = ("date", "path")
     for name, definition in definitions.items():
         if "properties" in definition and not name.endswith("Params"):
             definition["required"] = [each for each in definition["properties"] if each not in optional.get(name, ())]
@@ -214,10 +265,8 @@ def _model(event: str, result_of: str | None, required: dict[str, Any], optional
     known: dict[str, Any] = {"v": Literal[PROTOCOL], "time": float, "job": str, "event": Literal[event]}
     if result_of is not None:
         known["result_of"] = Literal[result_of]
-    # JSON has no NaN, so null takes its place.
-    floats = {name: float | None for name, hint in required.items() if hint is float}
     name = "_".join(filter(None, ["unchanged" if _is_unchanged(required) else event, result_of]))
-    values = {key: (hint, ...) for key, hint in (known | required | floats).items()}
+    values = {key: (_or_null(hint) if key in required else hint, ...) for key, hint in (known | required).items()}
     values |= {key: (Union[hint, None], None) for key, hint in optional.items()}  # noqa: UP007
     return create_model(name, **values)
 

@@ -7,6 +7,7 @@ import json
 import textwrap
 from pathlib import Path
 
+from message_schema import RESULTS as ANSWERS
 from message_schema import make_schema
 
 from sebp_edge.events import Event
@@ -14,11 +15,18 @@ from sebp_edge.serve.messages import JOBS
 from sebp_edge.serve.methods import METHODS
 from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 
-FILE = Path(__file__).parents[2] / "sebp_edge" / "serve" / "messages.ts"
+FILE = Path(__file__).parents[2] / "sebp_edge" / "serve" / "messages.d.ts"
 HEAD = """// The messages of `sebp-edge serve`: made from its schema, not written by hand.
 // Within a version of the protocol, events and fields are only added: ignore those that you do not know.
 """
-RESULTS = ("result_adapt", "unchanged_adapt", "result_forget", "result_export")  # of jobs
+RESULTS = (
+    "result_adapt",
+    "unchanged_adapt",
+    "result_forget",
+    "result_export",
+    "result_verify",
+    "result_download",
+)  # of jobs
 _KEPT = "\1"  # a space at which no line ends
 # What the schema leaves open, which no line of `--json` has.
 EXACT = {
@@ -83,6 +91,7 @@ def typescript() -> str:
         "JobResult": f"WithoutHead<{' | '.join(map(name_of, RESULTS))}>",
         "JobParamsOf": _fields({kind: name_of(params.__name__) for kind, params in JOBS.items()}),
         "Methods": _fields({f'"{name}"': name_of(params.__name__) for name, params in METHODS.items()}),
+        "Results": _fields({f'"{name}"': name_of(ANSWERS[name].__name__) for name in METHODS}),
     }
     for name in ("Job", "JobEvent"):
         name_of(name)

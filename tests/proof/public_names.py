@@ -59,7 +59,8 @@ def signature(value) -> str:
 
 def record_schema(site: Path) -> dict:
     """Returns the keys and a hash of each definition of the schema that ships, and hashes of the files beside it."""
-    files = {name: next((site / "sebp_edge").glob(f"*/{name}")) for name in ("schema.json", "messages.ts", "client.ts")}
+    shipped = sorted((site / "sebp_edge").glob("*/*"))
+    files = {path.name: path for path in shipped if path.suffix in (".js", ".ts") or path.name == "schema.json"}
     definitions = json.loads(files["schema.json"].read_text(encoding="utf-8"))["$defs"]
     found = {name: [*one.get("properties", ()), digest(json.dumps(one))] for name, one in definitions.items()}
     return found | {name: digest(path.read_text(encoding="utf-8")) for name, path in files.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command import LONGER
-from served import Server
+from served import Server, refused
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord, AdapterStore, Folder
@@ -56,19 +56,59 @@ def test_a_folder_that_became_a_link_to_outside_is_refused_when_a_job_begins_goe
         start("second", paths=[str(allowed / "sub")])
         start("export", kind="export", to=str(allowed / "sub" / "out"))
         start("forget", kind="forget", documents=[str(allowed / "sub" / "note-00.md")])
+        start("verify", kind="verify", paths=[str(allowed / "sub")])
         server.call("jobs.resume", id="paused")
         question = {"question": "What?", "model": str(model_folder), "device": "cpu", "paths": [str(allowed / "sub")]}
         server.event("first", lambda event: event["event"] == "texts_read")
         for name in ("sub", "paused"):
             swap(allowed / name)
         server.call("jobs.cancel", expected_job_id="first")
-        for id in ("second", "export", "forget", "paused"):
+        for id in ("second", "export", "forget", "verify", "paused"):
             ended = server.state(id, {"refused", "failed", "done", "interrupted"})
             assert (ended["state"], ended["error"]["code"]) == ("refused", "folder_not_allowed"), (id, ended)
         with pytest.raises(Exception, match="outside of the folders"):
             server.call("ask", **question)
         assert not (tmp_path / "outside" / "sub" / "out").exists()
         assert {"second", "forget"}.isdisjoint(AdapterStore(tmp_path / "store").names())
+
+
+@pytest.mark.slow
+def test_folders_are_added_and_taken_away_and_a_running_job_goes_on_with_those_it_was_given(
+    allowed, tmp_path, model_folder
+):
+    sub, outside = str(allowed / "sub"), str(tmp_path / "outside" / "sub")
+    training = {"model": str(model_folder), "device": "cpu", "recipe": str(allowed / "test.toml"), "name": "mine"}
+    (tmp_path / "outside" / "sub" / "shed.md").write_text("The key of the shed hangs behind the green door.")
+    question = {"question": "Where does the key of the shed hang?"}
+    with Server(warm=True) as server:
+        server.initialize(store=str(tmp_path / "store"), folders=[str(allowed), str(model_folder)])
+        for changes, code in (
+            ({"add": ["notes"]}, "invalid_params"),
+            ({"add": ["/a\0b"]}, "invalid_params"),
+            ({"add": [5]}, "invalid_params"),
+            ({"add": "/"}, "invalid_params"),
+            ({"remove": [outside]}, "invalid_params"),
+            ({"remove": [sub], "add": ["/"]}, "invalid_params"),  # it lies within one, and none is added either
+            ({"folders": ["/"]}, "invalid_params"),
+        ):
+            assert refused(server, "folders", **changes).code == code
+        assert server.call("folders")["folders"] == [str(allowed), str(model_folder)]
+        assert refused(server, "search", **question, paths=[outside]).code == "folder_not_allowed"
+        (allowed / "link").symlink_to(outside)
+        added = server.call("folders", add=[str(allowed / "link"), outside])["folders"]
+        assert added == [str(allowed), str(model_folder), outside]
+        assert server.call("search", **question, paths=[outside])["hits"]
+        for id in ("first", "second"):
+            server.call("jobs.start", id=id, params=training | {"paths": [sub]})
+            server.call("jobs.subscribe", id=id)
+        server.event("first", lambda event: event["event"] == "step")
+        assert server.call("folders", remove=[str(allowed)])["folders"] == [str(model_folder), outside]
+        assert refused(server, "search", **question, paths=[sub]).code == "folder_not_allowed"
+        assert refused(server, "inspect", paths=[sub]).code == "folder_not_allowed"
+        assert server.call("search", **question, paths=[outside])["hits"]  # by the worker that trains
+        assert server.state("first")["state"] == "done"
+        later = server.state("second")
+        assert (later["state"], later["error"]["code"]) == ("refused", "folder_not_allowed")
 
 
 @pytest.mark.parametrize("event", [TextsRead(1, 1, 1, 0.0, ()), TensorWritten(1, 2)])

@@ -64,6 +64,11 @@ def client_model(door):
     return next(argument for argument in door.process.args if str(argument).endswith("micro-llama"))
 
 
+def keys_of(door):
+    """The folder of notes."""
+    return door.file.parents[1] / "keys"
+
+
 @needs_openai
 def test_openais_client_completes_a_text_whole_and_streamed_up_to_a_stop_string(client):
     asked = {"model": "base", "prompt": "the boat", "temperature": 0}
@@ -239,6 +244,8 @@ def test_methods_of_the_protocol_are_answered_as_over_a_pipe(door):
     same = door.rpc("adapters.diff", name="default", old=1, new=1)
     assert same["unchanged"] > 20 and same["came"] == same["went"] == same["changed"] == []
     assert door.rpc("adapters.diff", name="default")["data"]["code"] == "adapter"
+    (hit, *_) = door.rpc("search", question="Where does the key of the shed hang?", paths=[str(keys_of(door))])["hits"]
+    assert hit["passage"]["path"] == str(keys_of(door) / "shed.md") and hit["strength"] > 1
     assert {"notes", "chat", "ask"} < {*door.rpc("recipes")["recipes"]}
     for method, params, number, code in (
         ("nothing", {}, -32601, "unknown_method"),
@@ -250,6 +257,7 @@ def test_methods_of_the_protocol_are_answered_as_over_a_pipe(door):
         ("jobs.subscribe", {}, -32602, "invalid_params"),
         ("generate", {"on_text": 1}, -32602, "invalid_params"),
         ("plan", {"paths": ["/etc"]}, -32000, "folder_not_allowed"),
+        ("search", {"question": "x", "paths": ["/etc"]}, -32000, "folder_not_allowed"),
     ):
         error = door.rpc(method, **params)
         assert (error["code"], error["data"]["code"]) == (number, code)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ def test_twenty_requests_at_once_are_answered_while_a_job_trains_that_two_apps_f
     with ThreadPoolExecutor(22) as apps:
         whole = apps.submit(lambda: list(door.follow("first")))
         answers = list(apps.map(lambda number: door.chat(seed=number, max_tokens=4), range(20)))
+        wait_until(lambda: door.rpc("jobs.get", id="first")["job"]["last_event"] >= 5)
         other = apps.submit(lambda: list(door.follow("first", since=5)))
         (answered, *events), (_, *later) = whole.result(SECONDS), other.result(SECONDS)
     assert [status for status, _ in answers] == [200] * 20
@@ -117,6 +119,42 @@ def test_more_requests_than_it_takes_are_all_answered(door):
     with ThreadPoolExecutor(300) as apps:
         assert {*apps.map(status, range(300))} <= {200, 503}
     assert door.chat(max_tokens=2)[0] == 200
+
+
+def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long_model):
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "shed.md").write_text("The key of the shed hangs behind the green door.")
+    keys, asked = str(tmp_path / "keys"), [{"role": "user", "content": "Where does the key of the shed hang?"}]
+    with open_door(tmp_path, "--model", long_model, stdin=subprocess.PIPE) as door:
+
+        def tell(line):
+            door.process.stdin.write(line + "\n")
+            door.process.stdin.flush()
+            return json.loads(door.process.stdout.readline())
+
+        def folders(**params):
+            return tell(json.dumps({"jsonrpc": "2.0", "id": "a", "method": "folders", "params": params}))
+
+        def code(message):
+            return message["error"]["data"]["code"]
+
+        assert door.chat(model="base:ask", messages=asked)[0] == 400
+        for params in ({"add": [keys]}, {}):
+            assert door.rpc("folders", **params)["data"]["code"] == "forbidden"
+        assert folders(add=[keys])["result"]["folders"] == [str(long_model), keys]
+        status, answer = door.chat(model="base:ask", messages=asked)
+        assert status == 200 and "green door" in answer["choices"][0]["message"]["content"]
+        assert "base:ask" in {each["id"] for each in door.call("GET", "/v1/models")[1]["data"]}
+        assert door.rpc("search", question="Where is the key?", paths=[keys])["hits"]
+        for line in ("", "{", "[]", "5", '{"jsonrpc": "2.0", "id": 1, "method": "shutdown"}', "x" * 9_000_000):
+            assert code(tell(line)) in ("parse_error", "invalid_request", "unknown_method")
+        assert code(tell('{"jsonrpc": "2.0", "id": 1, "method": "folders", "params": [1]}')) == "invalid_params"
+        assert code(folders(remove=["/elsewhere"])) == "invalid_params"
+        assert folders(remove=[keys])["result"]["folders"] == [str(long_model)]
+        assert door.chat(model="base:ask", messages=asked)[0] == 400
+        assert door.rpc("search", question="Where is the key?", paths=[keys])["data"]["code"] == "folder_not_allowed"
+        door.process.stdin.close()  # the server serves the others
+        assert door.chat(max_tokens=2)[0] == 200
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -90,6 +90,48 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
     assert [shared.event("first")["number"] for _ in events[seen:]] == list(range(seen + 1, len(events) + 1))
 
 
+def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, training):
+    server.call("jobs.start", id="first", params=training)
+    server.call("jobs.subscribe", id="first")
+    server.event("first", lambda event: event["event"] == "step")
+    health = server.call("health")
+    assert health["device"] == "cpu" and health["free_memory"] > 10**6
+    loaded = health["loaded"]
+    assert (loaded["model"], loaded["device"], loaded["dtype"]) == ("micro-llama", "cpu", "float32")
+    server.call("jobs.cancel", expected_job_id="first")
+    server.state("first")
+    prompt = {"model": training["model"], "device": "cpu", "prompt": "the", "max_new_tokens": 1}
+    server.call("generate", **prompt)
+    again = server.call("health")["loaded"]
+    assert again == loaded | {"size": again["size"]} and 0 < again["size"] <= loaded["size"]  # without an adapter
+    server.call("unload")
+    assert server.call("health")["loaded"] is None
+
+
+def test_what_was_forgotten_is_verified_by_a_job_that_is_not_kept(server, settings, request_of, short, folder):
+    def ended(id, kind, **params):
+        server.call("jobs.start", id=id, kind=kind, params=params)
+        server.call("jobs.subscribe", id=id)
+        return server.state(id)
+
+    request = request_of(recipe=short, activate_anyway=True)
+    assert ended("learn", "adapt", **request)["state"] == "done"
+    chosen = {key: request[key] for key in ("model", "recipe", "name")}
+    nothing = ended("early", "verify", **chosen)
+    assert (nothing["state"], nothing["error"]["code"]) == ("refused", "adapter")  # there is no receipt
+    forgotten = ended(
+        "forget", "forget", **chosen, device="cpu", documents=[f"{folder}/notes/note-00.md"], activate_anyway=True
+    )
+    assert forgotten["state"] == "done", forgotten["error"]
+    verified = ended("verify", "verify", **chosen)
+    assert verified["state"] == "done", verified
+    assert verified["result"]["verified"] and verified["result"]["weights"] == forgotten["result"]["weights"]
+    job = server.call("jobs.get", id="verify")["job"]
+    assert (job["kind"], job["name"], job["stored"], job["resumable"]) == ("verify", "mine", None, False)
+    assert AdapterStore(settings["store"]).adapter("mine").versions() == [2]
+    assert ended("nobody", "verify", **chosen | {"name": "nobody"})["error"]["code"] == "adapter"
+
+
 def test_a_job_that_is_over_is_removed_and_one_that_runs_is_not(server, settings, training, too_little):
     server.call("jobs.start", id="little", params=too_little)
     server.call("jobs.subscribe", id="little")

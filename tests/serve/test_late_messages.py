@@ -179,12 +179,12 @@ def test_a_pause_that_arrives_after_its_job_has_ended_is_not_the_next_ones(setti
 
         def end_of_job(id):
             _, needed = store.keep_job(id, parse(AdaptParams, too_little, "adapt"))
-            send("job", id=id, kind="adapt", stored=id, params=needed)
+            send("job", id=id, kind="adapt", stored=id, params=needed, folders=["/"])
             for line in worker.stdout:
                 if (message := json.loads(line))["tells"] == "ended":
                     return message["state"]
 
-        send("settings", store=settings["store"], folders=["/"], memory_budget=None, low_priority=False)
+        send("settings", store=settings["store"], memory_budget=None, low_priority=False)
         assert end_of_job("first") == "refused"  # there is too little text
         send("pause job")
         assert end_of_job("second") == "refused"

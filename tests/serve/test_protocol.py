@@ -76,6 +76,38 @@ def test_plans_inspections_and_quotations_wake_no_worker_and_take_no_memory_that
         assert rss(server.process.pid) < before + 4 * 2**20
 
 
+def test_a_search_finds_the_passages_of_several_folders_with_file_line_and_strength_and_wakes_no_worker(tmp_path):
+    for folder, place in (("home", "under the stone"), ("trips", "in the meter box")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "key.md").write_text(f"# Norway\n\nThe key of the cabin is {place}.")
+    with Server(warm=True) as server:
+        server.initialize(store=str(tmp_path / "store"), folders=[str(tmp_path)])
+        asked = {"question": "Where is the key of the cabin?", "paths": [f"{tmp_path}/home", f"{tmp_path}/trips"]}
+        found = server.call("search", **asked, texts=["The ferry leaves at nine."])
+        assert found["found"]
+        passages = {hit["passage"]["path"]: hit["passage"] for hit in found["hits"]}
+        assert passages.keys() == {f"{tmp_path}/home/key.md", f"{tmp_path}/trips/key.md"}
+        first = passages[f"{tmp_path}/home/key.md"]
+        assert (first["document"], first["line"]) == ("home/key.md", 1) and "under the stone" in first["text"]
+        strengths = [hit["strength"] for hit in found["hits"]]
+        assert strengths == sorted(strengths, reverse=True) and strengths[-1] > 1
+        assert len(server.call("search", **asked, num_passages=1)["hits"]) == 1
+        assert len(server.call("search", **asked, num_passages=10**15)["hits"]) == 2
+        assert server.call("search", **asked | {"question": "Is there a helicopter?"}) == {"found": False, "hits": []}
+        for changes, code in (
+            ({"question": ""}, "texts"),
+            ({"question": "\ud800"}, "texts"),
+            ({"num_passages": 0}, "invalid_option"),
+            ({"num_passages": 1.5}, "invalid_params"),
+            ({"limit": 3}, "invalid_params"),
+            ({"paths": []}, "texts"),
+            ({"paths": [f"{tmp_path}/none"]}, "texts"),
+            ({"paths": ["/etc"]}, "folder_not_allowed"),
+        ):
+            assert refused(server, "search", **asked | changes).code == code
+        assert server.call("status")["worker"] is None
+
+
 @pytest.mark.slow
 def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_path):
     (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300_000)))
@@ -93,6 +125,16 @@ def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_pat
     (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300)))
     server.send("plan", number=made, **texts)  # a number that was cancelled is free again
     assert server.answer(made)["peak"] > 0
+
+
+def test_health_tells_versions_and_what_is_free_and_wakes_no_worker(server):
+    health = server.call("health")
+    assert health["versions"]["sebp_edge"] and health["versions"]["torch"] and health["loaded"] is None
+    assert health["free_host_memory"] > 10**6
+    assert refused(server, "health", device="cpu").code == "invalid_params"
+    loaded = {one.path for one in psutil.Process(server.process.pid).memory_maps()}
+    assert not any(name in path for path in loaded for name in ("torch", "numpy", "transformers"))
+    assert server.call("status")["worker"] is None and rss(server.process.pid) < 40 * 2**20
 
 
 def test_what_comes_before_initialize_is_refused_and_what_comes_twice():
@@ -164,7 +206,11 @@ def test_a_line_of_100_mb_is_refused_without_being_kept(shared):
         ("generate", {"prompt": "x", "stop": ["a", 1]}, "a list of which each is a text"),
         ("jobs.get", {}, "lacks the parameter 'id'"),
         ("jobs.start", {"id": "a/b", "params": {}}, "64 letters"),
-        ("jobs.start", {"id": "a", "kind": "train", "params": {}}, "choose from adapt, forget, export"),
+        (
+            "jobs.start",
+            {"id": "a", "kind": "train", "params": {}},
+            "choose from adapt, forget, export, verify, download",
+        ),
         ("jobs.start", {"id": "a", "params": {"activate": True}}, "did you mean 'activate_anyway'"),
         ("jobs.start", {"id": "a", "params": {"paths": ["notes"]}}, "not an absolute path"),
         ("jobs.start", {"id": "a", "kind": "export", "params": {"to": "/out"}}, "'export' lacks the parameter 'name'"),

@@ -39,15 +39,19 @@ def worker(tmp_path):
     """A worker in this process, with its tasks, a function that gives it one, and what it has told."""
     reading, writing = os.pipe()  # never closed: that would end this process
     told = []
-    outbox = SimpleNamespace(wait_for_room=lambda: None, send=told.append)
+    outbox = SimpleNamespace(wait_for_room=lambda: None, send=lambda one: one["tells"] == "loaded" or told.append(one))
     tasks = Tasks(reading, outbox)
     worker = Worker(tasks, outbox)
-    worker._do(
-        {"do": "settings", "store": str(tmp_path), "folders": ["/"], "memory_budget": None, "low_priority": False}
-    )
+    worker._do({"do": "settings", "store": str(tmp_path), "memory_budget": None, "low_priority": False})
 
     def give(method, **params):
-        task = {"do": "answer", "id": "a", "method": method, "params": {"device": "cpu"} | params}
+        task = {
+            "do": "answer",
+            "id": "a",
+            "folders": ["/"],
+            "method": method,
+            "params": params | ({} if method == "search" else {"device": "cpu"}),
+        }
         os.write(writing, json.dumps(task).encode() + b"\n")
         wait_until(lambda: "a" in tasks.stops)
         assert tasks.next_within_job() == task
@@ -74,6 +78,17 @@ def test_a_quotation_takes_no_model_and_the_reader_of_one_reads(worker, model_fo
     worker._answer(give("ask", **asked))
     *_, chunk, answer = told
     assert chunk["text"] == answer["result"]["text"] == "in the meter box" and not answer["result"]["quoted"]
+
+
+def test_a_search_takes_no_model_and_finds_what_a_file_says_now(worker, tmp_path):
+    worker, _, give, told = worker
+    (tmp_path / "trip.md").write_text("The key of the cabin is in the meter box.")
+    for place in ("in the meter box", "under the stone"):
+        (tmp_path / "trip.md").write_text(f"The key of the cabin is {place}.")
+        worker._answer(give("search", question="Where is the key of the cabin?", paths=[str(tmp_path / "trip.md")]))
+        (hit,) = told[-1]["result"]["hits"]
+        assert place in hit["passage"]["text"] and hit["passage"]["path"] == str(tmp_path / "trip.md")
+    assert worker._served is None
 
 
 def test_loading_the_model_for_an_answer_within_a_job_is_stopped_with_the_answer(worker, model_folder, tmp_path):

@@ -6,9 +6,13 @@ The Hub is contacted only to download a requested model. huggingface_hub obeys `
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 from huggingface_hub import (
+    HfApi,
     constants,
     get_hf_file_metadata,
     hf_hub_download,
@@ -16,11 +20,14 @@ from huggingface_hub import (
     snapshot_download,
 )
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
+from sebp_edge.basics.files import check_free_space, storage_errors
 from sebp_edge.engine.models.catalog import bundled_config
-from sebp_edge.engine.models.hub_cache import cached_folder, has_weights
+from sebp_edge.engine.models.hub_cache import cached_folder, has_weights, repository_folder
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
 from sebp_edge.values.model_reference import ModelReference
+from sebp_edge.values.preparation_progress import SECONDS, Progress
 
 # Safetensors only: other weight formats are pickles. Subfolders hold copies in other formats.
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -59,7 +66,35 @@ def model_folder(reference: ModelReference) -> Path:
     return folder
 
 
-def _contact(reference: ModelReference, download, **options) -> str:
+def download(reference: ModelReference, progress: Progress) -> None:
+    """Downloads a model unless it is on this machine; goes on with what was downloaded before.
+
+    Raises a StorageError if it does not fit on the disk, and what `model_folder` raises.
+    """
+    if reference.kind != "hub" or cached_folder(reference.location) is not None:
+        return
+    files, key = _contact(reference, HfApi().model_info, files_metadata=True).siblings, attrgetter("rfilename")
+    wanted = filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, key=key)
+    size, blobs = sum(each.size or 0 for each in wanted), repository_folder(reference.location) / "blobs"
+    with storage_errors("Cannot write to", blobs):
+        blobs.mkdir(parents=True, exist_ok=True)
+        check_free_space("The model", size - _size_of(blobs), blobs)
+    progress.begin("downloading", size)
+    with ThreadPoolExecutor(1) as pool:
+        whole, done = pool.submit(model_folder, reference), 0
+        while not wait([whole], SECONDS).done:
+            with suppress(FileNotFoundError):  # a file has got its last name
+                before, done = done, _size_of(blobs)
+                progress.advance(done - before)
+    whole.result()
+    progress.end()
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _contact(reference: ModelReference, download, **options):
     """Calls `download`; turns each failure into a ModelError or StorageError of one sentence."""
     name = reference.location
     if constants.HF_HUB_OFFLINE:

@@ -18,9 +18,14 @@ def cache_of_the_hub() -> Path:
     return Path(os.path.expandvars(os.path.expanduser(folder)))  # noqa: PTH111
 
 
+def repository_folder(repository: str) -> Path:
+    """Returns the folder of the cache that has all of a repository."""
+    return cache_of_the_hub() / f"models--{repository.replace('/', '--')}"
+
+
 def cached_folder(repository: str) -> Path | None:
     """Returns the cache folder of a model that is cached completely, else None."""
-    cache = cache_of_the_hub() / f"models--{repository.replace('/', '--')}"
+    cache = repository_folder(repository)
     try:
         revision = (cache / "refs" / "main").read_text(encoding="utf-8")
         folder = cache / "snapshots" / revision

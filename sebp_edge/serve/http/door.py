@@ -6,8 +6,9 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import uvicorn
@@ -26,7 +27,10 @@ from sebp_edge.serve.http.rpc import Rpc
 from sebp_edge.serve.http.streaming import to_json
 from sebp_edge.serve.messages import Refusal
 from sebp_edge.serve.processes import MAX_REQUESTS
+from sebp_edge.serve.streams import JsonRpcOutbox, Lines
 from sebp_edge.store.adapter_store import AdapterStore
+
+__all__ = ["open_endpoint"]
 
 HOST = "127.0.0.1"
 _TOKEN_BYTES = 32
@@ -114,47 +118,88 @@ class _Server(uvicorn.Server):
         yield
 
 
+@asynccontextmanager
+async def open_endpoint(
+    client: Client, store: Path, model: str, port: int = 0, origins: Sequence[str] = (), without: Sequence[str] = ()
+) -> AsyncIterator[tuple[str, Path]]:
+    """Context in which other apps on this machine use the server of a client, too, by HTTP.
+
+    Yields the base URL of OpenAI's protocol, and the file with the token.
+
+    Args:
+        store: the server's, whose folder has the token.
+        model: the base model.
+        port: 0 takes any free port.
+        origins, without: see `Guard` and `OpenAi`.
+
+    Raises:
+        OptionError: see `listen`.
+        StorageError: see `read_token`.
+    """
+    token = read_token(path := store / "http-token")
+    with listen(port) as listening:
+        port = listening.getsockname()[1]
+        routes = OpenAi(client, model, without).routes()
+        routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
+        app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
+        app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
+        if origins:
+            app = CORSMiddleware(app, origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+        server = _Server(app)
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield f"http://{HOST}:{port}/v1", path
+        finally:
+            server.should_exit = True
+            await serving
+
+
 def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) -> None:
     """Serves apps on this machine until a signal ends it.
 
     Args:
         model: the base model.
-        folders, origins: see `OpenAi` and `Guard`.
+        folders: those that questions are answered from; the app that starts this process may change them later.
+        origins: see `Guard`.
     """
-    store = AdapterStore().folder.parent
-    token = read_token(path := store / "http-token")
-    with listen(port) as listening:
-        port = listening.getsockname()[1]
-        address = f"http://{HOST}:{port}/v1 with the token in {str(path)!r}"
-
-        def guarded(app):
-            app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
-            return CORSMiddleware(app, origins, allow_methods=["GET", "POST"], allow_headers=["*"]) if origins else app
-
-        try:
-            asyncio.run(_serve(listening, address, guarded, str(store), folders, model))
-        except ServerError as error:
-            raise MachineError(str(error)) from error
+    try:
+        asyncio.run(_serve(port, folders, model, origins))
+    except ServerError as error:
+        raise MachineError(str(error)) from error
 
 
-async def _serve(listening, address: str, guarded, store: str, folders: Sequence[Path], model: str) -> None:
-    stopped = _stop_at_signals()
+async def _serve(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) -> None:
+    stopped, store = _stop_at_signals(), AdapterStore().folder.parent
     folders = [str(folder.absolute()) for folder in folders]
     # A model in a folder or a file is read there, too; the server runs in another folder.
     own = [str(Path(model).absolute())] if Path(model).exists() else []
-    async with await Client.start(folders=[*folders, *own], store=store) as client:
-        routes = OpenAi(client, own[0] if own else model, folders).routes()
-        routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
-        server = _Server(guarded(Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})))
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        print(f"Serving apps at {address}.", flush=True)
-        ends = {serving, asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
+    async with (
+        await Client.start(folders=[*folders, *own], store=str(store)) as client,
+        open_endpoint(client, store, own[0] if own else model, port, origins, own) as (address, token),
+    ):
+        print(f"Serving apps at {address} with the token in {str(token)!r}.", flush=True)
+        if not os.isatty(0):  # which is a person's, and stops a process in the background that reads it
+            _hear_starter(client)
+        ends = {asyncio.create_task(stopped.wait()), asyncio.create_task(client.process.wait())}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         is_broken = client.process.returncode not in (None, 0)
-    server.should_exit = True
-    await serving
+        await client.close()  # so that the streams that are open say so
     if is_broken:
         raise MachineError("The server has ended unexpectedly.")
+
+
+def _hear_starter(client: Client) -> None:
+    """Answers the app that started this process, in a thread that reads its lines."""
+    loop, rpc, answers = asyncio.get_running_loop(), Rpc(client), JsonRpcOutbox(os.dup(1), lambda: None)
+    lines = Lines(os.dup(0), answers)
+
+    def read() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            for line in lines:
+                answers.send(asyncio.run_coroutine_threadsafe(rpc.answer_starter(line), loop).result())
+                lines.handled()
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def _stop_at_signals() -> asyncio.Event:

@@ -1,5 +1,6 @@
 """Answers requests of OpenAI's protocol."""
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -22,11 +23,11 @@ class OpenAi:
 
     Args:
         model: the base model.
-        folders: those that questions are answered from.
+        without: what the server may read, but no question is answered from: the model's own files.
     """
 
-    def __init__(self, client: Client, model: str, folders: Sequence[str]):
-        self._client, self._model, self._folders = client, model, folders
+    def __init__(self, client: Client, model: str, without: Sequence[str]):
+        self._client, self._model, self._without = client, model, {*map(os.path.realpath, without)}
 
     def routes(self) -> list[Route]:
         """Returns the paths that are offered."""
@@ -40,11 +41,15 @@ class OpenAi:
         """Lists the base model and its adapters."""
         adapters, base = (await self._client.call("adapters.list"))["adapters"], resolve(self._model).public_name
         own = [each for each in adapters if each["base_model"] in (None, base)]
-        return to_json(models_of(own, asks=bool(self._folders)))
+        return to_json(models_of(own, asks=bool(await self._folders())))
+
+    async def _folders(self) -> list[str]:
+        """Returns those that questions are answered from now."""
+        return [each for each in (await self._client.call("folders"))["folders"] if each not in self._without]
 
     async def _write(self, request: Request, *, is_chat: bool) -> Response:
         body = read_object(await body_of(request))
-        method, params = request_of(body, self._model, self._folders, is_chat=is_chat)
+        method, params = request_of(body, self._model, await self._folders(), is_chat=is_chat)
         reply = Reply(body["model"], is_chat)
         if not body.get("stream"):
             return to_json(reply.whole(await unless_gone(request, self._client.request(method, params))))
