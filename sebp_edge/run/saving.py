@@ -17,6 +17,7 @@ from sebp_edge.run.assessment import Assessment
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.folders import write_record
 from sebp_edge.store.history import write_history
 from sebp_edge.store.names import folder_of
 from sebp_edge.store.record import AdapterRecord
@@ -84,6 +85,11 @@ class NewVersion:
         if self.texts.known is not None:
             self.texts.known.write(folder)
         write_report(folder, self.facts, keeps_words=self.keeps_words)
+
+    def describe(self, folder: Path) -> None:
+        """Writes the record and the report of the saved version again, with what was found since, file by file."""
+        write_report(folder, self.facts, keeps_words=self.keeps_words)
+        write_record(folder, self.record)
 
 
 @dataclass(frozen=True)

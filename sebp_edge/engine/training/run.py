@@ -231,9 +231,15 @@ class TrainingRun:
         if not (result.is_refit and self._judged):
             yield
             return
+        with self.keeping_state():
+            restore(self.adaptation, self.judged_states[0])
+            yield
+
+    @contextmanager
+    def keeping_state(self) -> Iterator[None]:
+        """Context at whose end the adaptation's weights are as before."""
         final = snapshot(self.adaptation)
         try:
-            restore(self.adaptation, self.judged_states[0])
             yield
         finally:
             restore(self.adaptation, final)
