@@ -57,9 +57,9 @@ ENGINE = {
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
 MAX_LINES = 52_083
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_603,
-    "ask": 1_304,
-    "basics": 884,
+    "files at the root": 1_604,
+    "ask": 1_297,
+    "basics": 905,
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
@@ -75,9 +75,9 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_003,
     "reading": 6_787,
     "research": 1_778,
-    "run": 5_612,
+    "run": 5_781,
     "serve": 3_742,
-    "store": 2_788,
+    "store": 2_793,
     "values": 1_855,
 }
 MAX_ENTRIES_AT_ROOT = 20

@@ -258,7 +258,7 @@ class Adapting:
         dataset = run.task.dataset
         call.job.enter(ATTACH)
         gate = Gate(run.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, life)
-        return assessor.ask_quiz(run.train(gate))
+        return assessor.ask_quiz(run.train(gate, assessor.known.base))
 
     def _save(
         self, training: LiveTraining, judged: GateResult, was_active: int | None

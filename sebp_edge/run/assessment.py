@@ -20,6 +20,7 @@ from sebp_edge.events import Event
 from sebp_edge.lessons.split_history import find_unseen
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
+from sebp_edge.run.known_losses import KnownLosses
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIED_TOKENS, COPIES, GENERAL, QUIZ, SAMPLES
@@ -45,6 +46,9 @@ class Assessor:
 
     Args:
         checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
+
+    Attributes:
+        known: what is known of test losses, once life is examined.
     """
 
     def __init__(self, run: TrainingRun, documents: list[Document], job: JobSink, checks: Sequence[Callable[[], None]]):
@@ -60,6 +64,7 @@ class Assessor:
         self._active_state: Path | None = None  # the folder of the judged state of the version that was active
         self._quiz = run.task.dataset.quiz
         self._by_active: Replies | None = None
+        self.known = KnownLosses(run.base, run.task.dataset)
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
     def examine_life(self, adapter: Adapter, *, compares: bool) -> Life:
@@ -178,9 +183,9 @@ class Assessor:
         if 2 * unseen.num_found < unseen.num_tests:
             among = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
             return replace(unscored, reason=among)
-        merged = HeldOutLoss.merged(
-            [self._score(folder, number, unseen.states) for number, folder in enumerate(states)]
-        )
+        numbered = enumerate(zip(states, self.known.read(saved, len(states)), strict=True))
+        losses = [self._score(folder, number, unseen.states, own) for number, (folder, own) in numbered]
+        merged = HeldOutLoss.merged(losses)
         if not merged.rest.tokens:
             return replace(unscored, reason="it was trained on all test documents of these texts")
         return replace(unscored, losses=merged)
@@ -218,14 +223,20 @@ class Assessor:
                     return continue_each(run.base, self._beginnings, self._check, decoder) if fits else None
         return len(self._beginnings) * [None]
 
-    def _score(self, folder: Path, number: int, states: Mapping[int, int | None]) -> HeldOutLoss:
-        """Scores a judged state of an earlier version on the test documents that it has to be used for."""
+    def _score(self, folder: Path, number: int, states: Mapping[int, int | None], known: HeldOutLoss) -> HeldOutLoss:
+        """Scores a judged state of an earlier version on the test documents that it has to be used for.
+
+        Args:
+            known: what is known of its losses.
+        """
         examples = [
             example
             for example in self._test
             if example.document in states and (states[example.document] or 0) == number
         ]
-        if not examples:
-            return HeldOutLoss()
+        known = known.only({example.document for example in examples})
+        new = [example for example in examples if example.document not in known.nats]
+        if not new:
+            return known
         with self._attached(folder) as adaptation:
-            return self._run.score(adaptation, examples)
+            return HeldOutLoss.merged([known, self._run.score(adaptation, new)])
