@@ -52,17 +52,18 @@ def main() -> None:
     if options.shape:
         model = str(ensure_model_folder(options.work / options.shape, known_config(options.shape)))
     arms = {"this": sys.executable} | ({"beside": options.beside} if options.beside else {})
-    rows = asyncio.run(measure(model, options.device, arms, options.work))
-    name = f"lesson-{Path(model).stem}"
-    evidence.record(name, SOURCES, rows, options.record, on_cpu=options.device == "cpu")
+    name = Path(model).name.removesuffix(".gguf")
+    rows = asyncio.run(measure(model, options.device, arms, options.work / f"first-{name}-{options.device}"))
+    rows = [{"model": name} | row for row in rows]
+    evidence.record(f"lesson-{name}", SOURCES, rows, options.record, on_cpu=options.device == "cpu")
 
 
-async def measure(model: str, device: str, arms: dict[str, str], work: Path) -> list[dict]:
-    """Returns a row for each lesson and installation."""
-    notes, rows, first = list(chain_notes(FIRST + LESSONS * NEW)), [], work / f"first-{Path(model).stem}-{device}"
+async def measure(model: str, device: str, arms: dict[str, str], first: Path) -> list[dict]:
+    """Returns a row for each lesson and installation, which begins with a copy of the folder of the first version."""
+    notes, rows = list(chain_notes(FIRST + LESSONS * NEW)), []
     common = {"name": NAME, "model": model, "device": device}
     if not first.exists():
-        make = work / "making"
+        make = first.with_name(f"{first.name}.part")
         shutil.rmtree(make, ignore_errors=True)
         write(make / "notes", notes, range(FIRST))
         async with await start(sys.executable, make, model) as client:
@@ -81,7 +82,7 @@ async def measure(model: str, device: str, arms: dict[str, str], work: Path) -> 
                 texts = folders[arm] / "notes"
                 write(texts, notes, range(FIRST + (lesson - 1) * NEW, FIRST + lesson * NEW))
                 found = await learn(client, f"lesson-{lesson}", common | {"paths": [str(texts)]})
-                rows.append(evidence.show({"model": Path(model).stem, "arm": arm, "lesson": lesson} | found))
+                rows.append(evidence.show({"arm": arm, "lesson": lesson} | found))
     return rows
 
 
