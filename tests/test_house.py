@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_083
+MAX_LINES = 52_239
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_604,
     "ask": 1_297,
@@ -69,15 +69,15 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_505,
     "engine.sparse.rows": 1_215,
-    "engine.training": 4_168,
+    "engine.training": 4_163,
     "export": 1_969,
     "lessons": 2_285,
     "machine": 1_003,
     "reading": 6_787,
     "research": 1_778,
-    "run": 5_781,
+    "run": 5_782,
     "serve": 3_742,
-    "store": 2_793,
+    "store": 2_794,
     "values": 1_855,
 }
 MAX_ENTRIES_AT_ROOT = 20

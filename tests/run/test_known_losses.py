@@ -39,7 +39,7 @@ def scored(monkeypatch):
     return found
 
 
-def tested_by(result):
+def numbers_tested(result):
     """The numbers of the documents that a version is tested on."""
     listed = AdapterStore(result.adapter_path.parents[2]).adapter("default").documents(result.version)
     return {number for number, each in enumerate(listed) if each.split == "test" and not each.absent}
@@ -68,11 +68,11 @@ def test_only_new_test_documents_are_scored_and_the_gate_says_the_same(make_quic
     file_of(unknown).unlink()
     texts = [*OLD, *NEW]
     found = known.adapt(texts, activate_anyway=True)
-    new = tested_by(found) - set(range(len(OLD)))
+    new = numbers_tested(found) - set(range(len(OLD)))
     assert new and set(scored) == new
     scored.clear()
     expected = unknown.adapt(texts, activate_anyway=True)
-    assert set(scored) == tested_by(expected) == tested_by(found)
+    assert set(scored) == numbers_tested(expected) == numbers_tested(found)
     for name in FIGURES:
         one, other = getattr(found, name), getattr(expected, name)
         assert one == pytest.approx(other, rel=1e-6, abs=1e-9) if isinstance(one, float) else one == other, name
@@ -85,10 +85,10 @@ def test_the_next_version_knows_what_this_one_was_tested_on(make_quick, scored):
     first = personalizer.adapt([*OLD, *NEW[:5]], activate_anyway=True)
     scored.clear()
     changed = [*OLD, *NEW[:5]]
-    trained = min({*range(len(OLD))} - tested_by(first))
+    trained = min({*range(len(OLD))} - numbers_tested(first))
     changed[trained] += " the ferry"
     second = personalizer.adapt(changed, activate_anyway=True)
-    assert (second.learnt_on_from, tested_by(second), scored) == (2, tested_by(first), [])
+    assert (second.learnt_on_from, numbers_tested(second), scored) == (2, numbers_tested(first), [])
     assert second.heldout_loss_before == first.heldout_loss_before
     assert second.record.compared_loss_before == first.heldout_loss_after
 
@@ -99,7 +99,7 @@ def test_figures_under_other_conditions_are_not_used(make_quick, scored, what):
     personalizer = make_quick(after=OLD)
     rewrite(file_of(personalizer), lambda values: lower(values) or values.update({what: "another"}))
     result = personalizer.adapt(TEXTS)
-    assert set(scored) >= {*tested_by(result)} - set(range(len(OLD), len(TEXTS)))
+    assert set(scored) >= {*numbers_tested(result)} - set(range(len(OLD), len(TEXTS)))
     assert result.verdict != "worse than active"
 
 
@@ -118,7 +118,7 @@ def test_figures_of_other_weights_are_not_used(make_quick, scored):
     folder = personalizer.store.adapter("default").version_folder(1)
     shutil.copy(folder / WEIGHTS, folder / "judged" / "1" / WEIGHTS)
     result = personalizer.adapt(TEXTS)
-    assert set(scored) == tested_by(result)
+    assert set(scored) == numbers_tested(result)
 
 
 def test_a_text_that_is_encoded_otherwise_is_scored_again(make_quick, scored):
@@ -126,15 +126,39 @@ def test_a_text_that_is_encoded_otherwise_is_scored_again(make_quick, scored):
     personalizer = make_quick(after=OLD, recipe=replace(RECIPE, context_length=12))
     result = personalizer.adapt(TEXTS, activate_anyway=True)
     assert result.learnt_on_from == 1
-    assert set(scored) == tested_by(result)
+    assert set(scored) == numbers_tested(result)
 
 
-def test_a_document_that_changes_its_side_is_judged_by_what_never_saw_it(make_quick, scored):
-    """Starting over draws from the version's splits; a test document of the base model's only is scored."""
+def test_a_changed_test_document_is_scored_again_and_the_others_are_not(make_quick, scored):
+    personalizer = make_quick(after=OLD)
+    texts, first = [*OLD], AdapterStore(personalizer.store.folder.parent).adapter("default").documents(1)
+    changed = next(number for number, each in enumerate(first) if each.split == "test")
+    texts[changed] += " the ferry"
+    result = personalizer.adapt(texts, activate_anyway=True)
+    assert (result.changed, set(scored)) == (1, {changed})
+
+
+def test_figures_of_another_number_of_states_are_not_used(make_quick, scored):
     personalizer = make_quick(after=OLD)
     rewrite(file_of(personalizer), lambda values: values["tested"]["judged"].append(values["tested"]["judged"][0]))
     result = personalizer.adapt(TEXTS, activate_anyway=True)
-    assert set(scored) == tested_by(result)
+    assert set(scored) == numbers_tested(result)
+
+
+def test_in_folds_a_document_is_known_by_the_state_that_never_saw_it(make_quick, scored, monkeypatch):
+    monkeypatch.setattr("sebp_edge.run.preparation.MOST_IN_FOLDS", 100)
+    known = make_quick("known")
+    known.adapt(OLD[:22], activate_anyway=True)
+    shutil.copytree(known.store.folder.parent, known.store.folder.parents[1] / "unknown")
+    unknown = make_quick("unknown")
+    file_of(unknown).unlink()
+    found = known.adapt([*OLD[:22], NEW[0]], activate_anyway=True)
+    assert (found.learnt_on_from, set(scored)) == (1, {22})
+    scored.clear()
+    expected = unknown.adapt([*OLD[:22], NEW[0]], activate_anyway=True)
+    assert set(scored) == {*range(23)}
+    assert found.gain_over_active == pytest.approx(expected.gain_over_active, rel=1e-6, abs=1e-9)
+    assert bits(known.store, 2) == bits(unknown.store, 2)
 
 
 NO_LOSSES = {"base": {}, "judged": [{"nats": {"a": "b"}, "tokens": {"a": 1}}]}
@@ -151,7 +175,7 @@ def test_a_damaged_file_is_as_none(make_quick, scored, content):
     else:
         rewrite(path, lambda values: values.clear() or values.update(content))
     result = personalizer.adapt(TEXTS, activate_anyway=True)
-    assert set(scored) == tested_by(result)
+    assert set(scored) == numbers_tested(result)
 
 
 def test_it_holds_no_text_and_no_name(make_quick):

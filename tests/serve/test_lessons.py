@@ -72,7 +72,8 @@ def test_a_refused_one_leaves_the_active_version_and_a_kept_one_is_rolled_back(s
     assert (result["verdict"], result["version"], result["active"]) == ("no gain", 2, False)
     assert (adapter(settings).versions(), adapter(settings).active()) == ([1, 2], 1)
     server.call("adapters.activate", name="mine", version=2)
-    assert server.call("adapters.rollback", name="mine")["version"] == 1
+    assert adapter(settings).active() == 2
+    server.call("adapters.rollback", name="mine")
     assert adapter(settings).active() == 1
 
 

@@ -3,10 +3,11 @@
     python kernels/bench/speed/lesson.py [tiny | FOLDER | FILE] [--device cpu] [--beside PYTHON] [--record [FILE]]
     python kernels/bench/speed/lesson.py --shape llama-3.2-3b --device cuda [--record [FILE]]
 
-A first version learns 60 notes; it is made once and stays in --work. A server answers a request with it, and learns
-three times 5 more notes. `--beside` is the Python of another installation, whose server starts at the same version; the
-two take turns, lesson by lesson. A shape is a known model's with random bf16 weights and the bundled model's tokenizer.
-The notes are chains of words: each word follows the one before it somewhere in examples/notes.
+A first version learns 60 notes; it is made once and stays in --work. A server answers a request with it, and learns 5
+more notes, which fills its caches; then three times 5 more. `--beside` is the Python of another installation, whose
+server starts at the same version; the two take turns, lesson by lesson. A shape is a known model's with random bf16
+weights and the bundled model's tokenizer. The notes are chains of words: each word follows the one before it somewhere
+in examples/notes.
 
 "active" is when the new version is active, "done" when it is assessed too; both are seconds from the request.
 """
@@ -26,12 +27,11 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from end_to_end import ensure_model_folder
-
 import evidence
 from models import known_config
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.serve.client import Client
+from speed.end_to_end import ensure_model_folder
 
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/engine/training", "recipes/notes.toml", __file__)
 NAME, FIRST, NEW, LESSONS = "lesson", 60, 5, 3
@@ -60,7 +60,7 @@ def main() -> None:
 
 async def measure(model: str, device: str, arms: dict[str, str], first: Path) -> list[dict]:
     """Returns a row for each lesson and installation, which begins with a copy of the folder of the first version."""
-    notes, rows = list(chain_notes(FIRST + LESSONS * NEW)), []
+    notes, rows = list(chain_notes(FIRST + (1 + LESSONS) * NEW)), []
     common = {"name": NAME, "model": model, "device": device}
     if not first.exists():
         make = first.with_name(f"{first.name}.part")
@@ -77,12 +77,13 @@ async def measure(model: str, device: str, arms: dict[str, str], first: Path) ->
             clients[arm] = await stack.enter_async_context(await start(python, folders[arm], model))
             asked = {"adapter": NAME, "model": model, "device": device, "max_new_tokens": 2}
             await clients[arm].call("generate", prompt="The boat", **asked)
-        for lesson in range(1, LESSONS + 1):
+        for lesson in range(1 + LESSONS):
             for arm, client in clients.items():
                 texts = folders[arm] / "notes"
-                write(texts, notes, range(FIRST + (lesson - 1) * NEW, FIRST + lesson * NEW))
+                write(texts, notes, range(FIRST + lesson * NEW, FIRST + (lesson + 1) * NEW))
                 found = await learn(client, f"lesson-{lesson}", common | {"paths": [str(texts)]})
-                rows.append(evidence.show({"arm": arm, "lesson": lesson} | found))
+                evidence.show({"arm": arm, "lesson": lesson} | found)
+                rows += [{"arm": arm, "lesson": lesson} | found] if lesson else []
     return rows
 
 
