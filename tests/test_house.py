@@ -55,10 +55,10 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_239
+MAX_LINES = 52_276
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_604,
-    "ask": 1_297,
+    "ask": 1_304,
     "basics": 905,
     "basics.pages": 257,
     "cli": 3_014,
