@@ -208,8 +208,9 @@ class Personalizer(AbstractContextManager["Personalizer"]):
     def pause(self) -> bool:
         """Pauses the training that runs in another thread; that call raises Paused with the id of its job.
 
-        It ends as a stopped call would, after its checkpoint, and frees the model's memory. Returns False if no call
-        runs that can be paused: `adapt` into the store, `forget` and `resume` can, until they save the adapter.
+        It ends as a stopped call would, after its checkpoint, and frees the model's memory. Once it has saved the
+        adapter, it returns its result instead, without what was not assessed yet. Returns False if no call runs that
+        can be paused: `adapt` into the store, `forget` and `resume` can.
         """
         return self._calls.pause()
 

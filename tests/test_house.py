@@ -55,11 +55,11 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_293
+MAX_LINES = 52_486
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_589,
+    "files at the root": 1_590,
     "ask": 1_306,
-    "basics": 884,
+    "basics": 905,
     "basics.pages": 257,
     "cli": 3_044,
     "engine": 9,
@@ -69,15 +69,15 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_702,
     "engine.sparse.patches": 2_486,
     "engine.sparse.rows": 1_215,
-    "engine.training": 4_166,
+    "engine.training": 4_161,
     "export": 1_967,
     "lessons": 2_285,
     "machine": 1_019,
     "reading": 6_788,
     "research": 1_778,
-    "run": 5_659,
+    "run": 5_829,
     "serve": 3_958,
-    "store": 2_793,
+    "store": 2_799,
     "values": 1_857,
 }
 MAX_ENTRIES_AT_ROOT = 20

@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import evidence
 
@@ -67,7 +67,15 @@ def told(rows: list[Row], least: float) -> str:
     return " / ".join(f"{100 * number / len(rows):.0f}" for number in (right, len(replies) - right))
 
 
-FUNCTIONS = {"told": told, "ms": ms, "between": between, "mean": mean, "loads": json.loads, "split": re.split}
+FUNCTIONS = {
+    "told": told,
+    "ms": ms,
+    "between": between,
+    "mean": mean,
+    "median": median,
+    "loads": json.loads,
+    "split": re.split,
+}
 
 
 @cache

@@ -1,6 +1,7 @@
 """Reads small files, writes files atomically and readable by their owner only, and reports disk errors."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -51,6 +52,26 @@ def write_cache(name: str, text: str) -> None:
     for folder in dict.fromkeys((cache_folder(), path.parent)):
         make_private(folder, flushes=False)
     write_atomically(path, text, flushes=False)
+
+
+def read_kept(kind: str, key: dict) -> object:
+    """Returns the value that `keep` has kept under a key; None if there is none, or its file is damaged."""
+    try:
+        values = read_checked_json(cache_folder() / _name_of_kept(kind, key))
+    except (OSError, ValueError):
+        return None
+    value = values.pop(kind, None)
+    return value if values == key else None
+
+
+def keep(kind: str, key: dict, value: object) -> None:
+    """Keeps a value in the cache folder under a key, all that it depends on; a disk that refuses it costs only time."""
+    with suppress(OSError):
+        write_cache(_name_of_kept(kind, key), _checked(key | {kind: value}))
+
+
+def _name_of_kept(kind: str, key: dict) -> str:
+    return f"{kind}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}.json"
 
 
 def downloads_folder() -> Path:

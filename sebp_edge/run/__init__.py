@@ -19,6 +19,7 @@ unchanged         the result if there is nothing new; imports no torch
 start             the version that a training learns on from, its lessons, or why there is none
 version_texts     what a version knows of its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
+known_losses      the test losses that are known from versions
 samples           continues the beginnings of a few documents, before and after
 replies           asks a model the questions of a quiz, and those whose replies it teaches
 saving            saves the adapter; if that fails, saves it elsewhere

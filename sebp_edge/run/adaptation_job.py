@@ -176,8 +176,12 @@ class AdaptationJob:
             raise Paused(f"Paused at {percent(self.job.progress, 0)}. To go on: {how}", job=self.job.id)
 
     def end(self) -> None:
-        """Ends the job: its adapter is saved, or there was nothing to learn. It is deleted once it is not held."""
+        """Ends the job: its adapter is saved, or there was nothing to learn. It is deleted.
+
+        Where a file that is open cannot be deleted, it is once the job is not held.
+        """
         self._is_over = True
+        self._delete()
 
     def survives(self, version: int) -> None:
         """Remembers that the best state so far is saved as a version; the job stays, and can go on."""
@@ -341,8 +345,12 @@ class AdaptationJob:
             yield
         finally:
             if self._is_over:
-                with suppress(StorageError):  # a newer version of the adapter, or a list of jobs, shows what is left
-                    self.job.remove()
+                self._delete()
+
+    def _delete(self) -> None:
+        if self.job is not None:
+            with suppress(StorageError):  # a newer version of the adapter, or a list of jobs, shows what is left
+                self.job.remove()
 
     def _read(self) -> Resumed:
         folder, damaged = self.job.folder, f"The job {self.job.id!r} is damaged; {_OVER}."

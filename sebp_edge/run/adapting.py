@@ -1,10 +1,11 @@
 """Adapts a model to texts: from reading them to a saved version."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from statistics import median
 
+from sebp_edge.basics.files import storage_errors
 from sebp_edge.basics.stopping import PauseRequested
 from sebp_edge.basics.units import duration
 from sebp_edge.engine.memory.guard import MemoryGuard
@@ -22,13 +23,14 @@ from sebp_edge.errors import (
     Interrupted,
     MachineError,
     NonFiniteLoss,
+    StorageError,
     TrainingStopped,
 )
 from sebp_edge.events import AdapterSaved, Notice
 from sebp_edge.machine import devices
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.adaptation_job import AdaptationJob
-from sebp_edge.run.assessment import Assessment, Assessor
+from sebp_edge.run.assessment import Assessor
 from sebp_edge.run.encoding import TrainingPreparation
 from sebp_edge.run.forgetting import Remaining
 from sebp_edge.run.job import Phase
@@ -151,11 +153,11 @@ class Adapting:
                 call.in_use.detach_adapter()
                 try:
                     judged = self._train(training)
-                    assessment = self._assess(training, judged)
                 except BaseException as error:
                     self._give_up(training, error, handled)
                     raise
-            return self._save(training, judged, assessment, was_active)
+                saved, overtaken_by = self._save(training, judged, was_active)
+                return self._assess(training, judged, saved, overtaken_by)
         finally:
             training.end()
 
@@ -256,34 +258,26 @@ class Adapting:
         dataset = run.task.dataset
         call.job.enter(ATTACH)
         gate = Gate(run.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, life)
-        return assessor.ask_quiz(run.train(gate))
-
-    def _assess(self, training: LiveTraining, judged: GateResult) -> Assessment | None:
-        """Assesses the adapter; returns None after a stop, which from now on does not lose the adapter."""
-        self._call.interruptions.defer()
-        try:
-            return training.assessor.assess(judged)
-        except PauseRequested:
-            raise
-        except KeyboardInterrupt:
-            return None
+        return assessor.ask_quiz(run.train(gate, assessor.known.base))
 
     def _save(
-        self, training: LiveTraining, judged: GateResult, assessment: Assessment | None, was_active: int | None
-    ) -> AdaptResult:
+        self, training: LiveTraining, judged: GateResult, was_active: int | None
+    ) -> tuple[SavedAdapter, int | None]:
         """Saves the adapter; if it is better, uses it from now on, and activates it in the store.
 
+        From now on, no stop loses it.
+
         Args:
-            assessment: None if it was stopped.
             was_active: the version that was active when the training began.
 
-        Raises:
-            Interrupted: the assessment was stopped; the adapter is saved.
+        Returns:
+            The version, and the one that became active meanwhile, if any.
         """
         call, place, overtaken_by = self._call, self._place, None
+        call.interruptions.defer()
         call.job.enter(SAVE)
         is_activated = judged.passed or self._options.activate_anyway
-        version = NewVersion.of(training.run, training.texts, assessment, keeps_words=self._options.keep_samples)
+        version = NewVersion.of(training.run, training.texts, None, keeps_words=self._options.keep_samples)
         try:
             saved = place.save(version)
             if is_activated and place.out is None:
@@ -294,23 +288,62 @@ class Adapting:
             raise
         if is_activated and overtaken_by is None:
             call.in_use.use_adapter(training.run.adaptation, saved.path, version.record)
-        else:
-            self._discard(training)
+        training.leave_checkpoints()
+        self._job.end()
+        return saved, overtaken_by
+
+    def _assess(
+        self, training: LiveTraining, judged: GateResult, saved: SavedAdapter, overtaken_by: int | None
+    ) -> AdaptResult:
+        """Assesses the saved adapter, and completes its version; a pause leaves out what is not assessed yet.
+
+        Raises:
+            Interrupted: the assessment was stopped.
+            MachineError: memory ran out.
+        """
+        call, run, assessment, handled = self._call, training.run, None, sys.exception()
         where = describe_location(saved)
         outcome = Interrupted(f"Interrupted after the training: {where}.", name=saved.name, version=saved.version)
         call.interruptions.complete(outcome)
-        self._job.end()
-        self._announce(saved)
-        if assessment is None:
-            raise outcome
+        try:
+            self._announce(saved)
+            with suppress(PauseRequested):
+                assessment = training.assessor.assess(judged)
+            version = NewVersion.of(run, training.texts, assessment, keeps_words=self._options.keep_samples)
+            if assessment is not None:
+                saved = self._complete(saved, version)
+        except KeyboardInterrupt as stop:
+            raise outcome from stop
+        except Exception as error:
+            if not (isinstance(error, BudgetExceeded) or devices.ran_out_of_memory(error)):
+                raise
+            devices.clear_frames(error, handled)
+            devices.release_memory(call.device)
+            memory = f"{call.device.type.upper()} memory"
+            raise MachineError(
+                f"Out of {memory} after the training, while the adapter was assessed: {where}."
+            ) from error
+        finally:
+            if run.adaptation is None or call.in_use.adaptation is not run.adaptation:
+                self._discard(training)
         return AdaptResult(
             **vars(version.facts) | vars(saved),
             reference=call.reference,
-            store=place.store,
+            store=self._place.store,
             overtaken_by=overtaken_by,
             phases=call.job.spent,
             authors=self._preparation.reading.authors,
         )
+
+    def _complete(self, saved: SavedAdapter, version: NewVersion) -> SavedAdapter:
+        """Writes what was assessed of a saved version, whose record is then as new; a disk that refuses it is told."""
+        version = replace(version, record=replace(version.record, created=saved.record.created))
+        try:
+            with storage_errors("Cannot write to", saved.path, "; the version is saved without what was assessed"):
+                version.describe(saved.path)
+        except StorageError as error:
+            self._call.job(Notice(str(error)))
+        return replace(saved, record=version.record)
 
     def _give_up(self, training: LiveTraining, error: BaseException, handled: BaseException | None) -> None:
         """Restores the adapter that was in use; saves the best state so far if the training was stopped.

@@ -1,13 +1,13 @@
 """Assesses an adaptation beside its training: the versions that it shall match, what it writes, and what it cost."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from sebp_edge.ask.general_texts import encode_probes
-from sebp_edge.engine.models.adaptation import Adaptation, load
+from sebp_edge.engine.models.adaptation import Adaptation, load, take
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.training.copies import longest_copies
 from sebp_edge.engine.training.evaluation import HeldOutLoss
@@ -20,6 +20,7 @@ from sebp_edge.events import Event
 from sebp_edge.lessons.split_history import find_unseen
 from sebp_edge.run.expectations import expectation, mostly_of_people
 from sebp_edge.run.job import JobSink
+from sebp_edge.run.known_losses import KnownLosses
 from sebp_edge.run.replies import ask_quiz
 from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIED_TOKENS, COPIES, GENERAL, QUIZ, SAMPLES
@@ -45,6 +46,9 @@ class Assessor:
 
     Args:
         checks: are called after each event and each generated token; may raise a KeyboardInterrupt to stop.
+
+    Attributes:
+        known: what is known of test losses, once life is examined.
     """
 
     def __init__(self, run: TrainingRun, documents: list[Document], job: JobSink, checks: Sequence[Callable[[], None]]):
@@ -57,9 +61,10 @@ class Assessor:
             sorted({example.document for example in splits[0].test}) if splits and run.task.dataset.quiz is None else []
         )
         self._beginnings = find_beginnings(documents, shown, run.base, chat_template=run.task.recipe.chat_template)
-        self._continued_before: list[str | None] = [None] * len(self._beginnings)
+        self._active_state: Path | None = None  # the folder of the judged state of the version that was active
         self._quiz = run.task.dataset.quiz
         self._by_active: Replies | None = None
+        self.known = KnownLosses(run.base, run.task.dataset)
         self._num_parameters = run.base.num_parameters  # later, those of the adapter would count too
 
     def examine_life(self, adapter: Adapter, *, compares: bool) -> Life:
@@ -96,7 +101,7 @@ class Assessor:
         return self._run.judge_quiz(result, QuizResult(self._quiz, before, after, self._by_active))
 
     def assess(self, result: GateResult) -> Assessment:
-        """Assesses the trained adaptation, which stays in its final state."""
+        """Assesses the trained adaptation, which stays in its final state, or is detached at the end."""
         run, base, adaptation = self._run, self._run.base, self._run.adaptation
         self._job.enter(SAMPLES)
         decoder = Decoder(base.model)
@@ -105,7 +110,7 @@ class Assessor:
                 by_base = continue_each(base, self._beginnings, self._check, decoder)
             with run.in_judged_state(result):
                 after = continue_each(base, self._beginnings, self._check, decoder)
-        texts = zip(self._beginnings, by_base, self._continued_before, after, strict=True)
+            before = self._continue_before(decoder)
         self._job.enter(GENERAL)
         probes = encode_probes(base.tokenizer, getattr(base.model.config, "max_position_embeddings", None))
         probed = probe(base, adaptation, probes, self._on_event, run.task.options, self._check)
@@ -122,6 +127,10 @@ class Assessor:
             run.task.options,
             self._check,
         )
+        if before is None:
+            run.detach()
+            before = self._continue_before()
+        texts = zip(self._beginnings, by_base, before, after, strict=True)
         return Assessment(
             samples=choose(
                 Sample(shown.source, shown.text, alone, before, adapted) for shown, alone, before, adapted in texts
@@ -157,24 +166,25 @@ class Assessor:
         if saved.record.fingerprint != self._run.base.fingerprint:
             return replace(unscored, reason=f"it was made for another base model, {saved.record.base_model}")
         states = saved.judged_states()
-        # Attaching takes a second.
-        with self._attached(states[0]) if is_active else nullcontext() as first:
+        if is_active:
+            self._active_state = states[0]
+        if self._quiz is not None:
             if is_active:
-                self._continue_before()
-            if self._quiz is not None:
-                return unscored
-            if history is None:
-                return replace(unscored, reason="it was saved before sebp-edge recorded which documents are for test")
-            unseen = find_unseen(history, self._run.task.dataset.draw.fingerprints)
-            if not unseen.num_tests:
-                return replace(unscored, reason="it was not judged itself")
-            if saved.record.trained_on_all and states == [saved.path]:
-                raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
-            if 2 * unseen.num_found < unseen.num_tests:
-                among = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
-                return replace(unscored, reason=among)
-            losses = [self._score(states[0], 0, unseen.states, first)]
-        losses += [self._score(folder, number, unseen.states) for number, folder in enumerate(states[1:], start=1)]
+                with self._attached(states[0]):
+                    self._by_active = ask_quiz(self._run.base, self._quiz, self._check)
+            return unscored
+        if history is None:
+            return replace(unscored, reason="it was saved before sebp-edge recorded which documents are for test")
+        unseen = find_unseen(history, self._run.task.dataset.draw.fingerprints)
+        if not unseen.num_tests:
+            return replace(unscored, reason="it was not judged itself")
+        if saved.record.trained_on_all and states == [saved.path]:
+            raise AdapterError(f"The judged states in {str(saved.path)!r} are missing.")
+        if 2 * unseen.num_found < unseen.num_tests:
+            among = f"{unseen.num_found or 'none'} of its {unseen.num_tests} test documents are among these texts"
+            return replace(unscored, reason=among)
+        numbered = enumerate(zip(states, self.known.read(saved, len(states)), strict=True))
+        losses = [self._score(folder, number, unseen.states, own) for number, (folder, own) in numbered]
         merged = HeldOutLoss.merged(losses)
         if not merged.rest.tokens:
             return replace(unscored, reason="it was trained on all test documents of these texts")
@@ -197,25 +207,36 @@ class Assessor:
         finally:
             adaptation.detach()
 
-    def _continue_before(self) -> None:
-        """Writes with the active version, which is attached."""
-        self._continued_before = continue_each(self._run.base, self._beginnings, self._check)
-        self._by_active = ask_quiz(self._run.base, self._quiz, self._check) if self._quiz is not None else None
+    def _continue_before(self, decoder: Decoder | None = None) -> list[str | None] | None:
+        """Continues with the version that was active, in the adaptation's layers; returns None if it has others.
 
-    def _score(
-        self, folder: Path, number: int, states: Mapping[int, int | None], attached: Adaptation | None = None
-    ) -> HeldOutLoss:
+        Once the adaptation is detached, continues in its own layers.
+        """
+        run, folder = self._run, self._active_state
+        with suppress(AdapterError):  # it is damaged, or was removed meanwhile
+            if folder is not None and run.adaptation is None:
+                with self._attached(folder):
+                    return continue_each(run.base, self._beginnings, self._check)
+            if folder is not None:
+                with run.keeping_state() if run.task.recipe.method == "lora" else nullcontext():
+                    fits = take(run.adaptation, run.base, folder)
+                    return continue_each(run.base, self._beginnings, self._check, decoder) if fits else None
+        return len(self._beginnings) * [None]
+
+    def _score(self, folder: Path, number: int, states: Mapping[int, int | None], known: HeldOutLoss) -> HeldOutLoss:
         """Scores a judged state of an earlier version on the test documents that it has to be used for.
 
         Args:
-            attached: the state, if it is attached already.
+            known: what is known of its losses.
         """
         examples = [
             example
             for example in self._test
             if example.document in states and (states[example.document] or 0) == number
         ]
-        if not examples:
-            return HeldOutLoss()
-        with self._attached(folder) if attached is None else nullcontext(attached) as adaptation:
-            return self._run.score(adaptation, examples)
+        known = known.only({example.document for example in examples})
+        new = [example for example in examples if example.document not in known.nats]
+        if not new:
+            return known
+        with self._attached(folder) as adaptation:
+            return HeldOutLoss.merged([known, self._run.score(adaptation, new)])

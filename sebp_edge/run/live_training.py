@@ -55,6 +55,10 @@ class LiveTraining:
         giving_way.rest()
         self._call.job.tick()
 
+    def leave_checkpoints(self) -> None:
+        """Writes no more checkpoints, since the version is saved; a pause ends what follows."""
+        self._checkpoints.end()
+
     def end(self) -> None:
         """Frees what the run holds; it refers to this object, so that its memory would stay otherwise."""
         self.run = self.assessor = self._checkpoints = None

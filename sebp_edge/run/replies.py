@@ -1,10 +1,13 @@
-"""Asks a model the questions of a quiz."""
+"""Asks a model the questions of a quiz, and the base model those whose replies it teaches."""
 
+import json
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import chain
 
 from sebp_edge.ask.make_quiz import REPLY_TOKENS
 from sebp_edge.ask.wording import end_ids, prompt_for
+from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.engine.models.generation import answer_all
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.training.quiz import Replies
@@ -32,7 +35,17 @@ def ask_quiz(base: BaseModel, quiz: Quiz, check: Callable[[], None]) -> Replies:
 
 
 def reply_to(base: BaseModel, max_new_tokens: int, check: Callable[[], None], questions: Sequence[str]) -> list[str]:
-    """Returns the model's likeliest replies to questions, without what it says after them."""
+    """Returns the base model's likeliest replies to bundled questions, without what it says after them.
+
+    They are kept in the cache folder, since they never change.
+    """
     tokens, ends = [list(prompt_for(each, base.tokenizer).input_ids) for each in questions], end_ids(base.tokenizer)
-    replies = answer_all(base.model, base.tokenizer, tokens, ends, max_new_tokens, check)
-    return [reply.strip() for reply in replies]
+    key = {"model": base.fingerprint, "precision": base.precision, "ends": ends, "max_new_tokens": max_new_tokens}
+    known = read_kept("replies", key) or {}
+    digests = [sha256(json.dumps(each).encode()).hexdigest() for each in tokens]
+    new = {digest: prompt for digest, prompt in zip(digests, tokens, strict=True) if digest not in known}
+    if new:
+        replies = answer_all(base.model, base.tokenizer, [*new.values()], ends, max_new_tokens, check)
+        known |= zip(new, (reply.strip() for reply in replies), strict=True)
+        keep("replies", key, known)
+    return [known[digest] for digest in digests]

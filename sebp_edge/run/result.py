@@ -154,7 +154,8 @@ class AdaptResult(_Names, TrainingFacts, SavedAdapter):
         warnings, worse = [], []
         if any(probe is not None and probe.is_worse for probe in (self.language, self.facts)):
             worse.append(self.kept)
-        if not (rise := self.general_loss_after / self.general_loss_before - 1) <= HIGH_RISE:
+        before, after = self.general_loss_before, self.general_loss_after
+        if before is not None and not (rise := after / before - 1) <= HIGH_RISE:
             worse.append(f"it predicts general text {percent(rise)} worse")
         if worse:
             what = "; ".join(worse)

@@ -9,14 +9,17 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sebp_edge.basics.files import write_checked_json
 from sebp_edge.engine.models.adaptation import Adaptation, save_snapshots
 from sebp_edge.engine.training.facts import facts_of
 from sebp_edge.engine.training.run import TrainingRun
 from sebp_edge.errors import SebpEdgeError, StorageError
 from sebp_edge.run.assessment import Assessment
+from sebp_edge.run.known_losses import TESTED, KnownLosses
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.folders import write_record
 from sebp_edge.store.history import write_history
 from sebp_edge.store.names import folder_of
 from sebp_edge.store.record import AdapterRecord
@@ -31,6 +34,7 @@ class NewVersion:
 
     Attributes:
         judged_states: the states that the gate judged, for later comparisons; empty if the only one is `adaptation`'s.
+        tested: its test losses by document (see `KnownLosses`); empty if it was not tested by losses.
         texts: what it knows of its texts; in the folder are its splits, the list of documents and what it has learnt.
         keeps_words: whether words and names of the user's are kept.
     """
@@ -40,6 +44,7 @@ class NewVersion:
     texts: VersionTexts
     facts: TrainingFacts
     record: AdapterRecord
+    tested: dict
     keeps_words: bool
 
     @classmethod
@@ -69,8 +74,10 @@ class NewVersion:
         )
         if texts.history is not None and run.result is None:
             texts = replace(texts, history=texts.history.all_trained_on())
-        judged = run.judged_states if run.result and run.result.is_refit else []
-        return cls(run.adaptation, judged, texts, facts, record, keeps_words)
+        judged, tested = run.judged_states if run.result and run.result.is_refit else [], {}
+        if run.result is not None and run.result.gain is not None and facts.quiz is None:
+            tested = KnownLosses(base, run.task.dataset).values(run.result)
+        return cls(run.adaptation, judged, texts, facts, record, tested, keeps_words)
 
     def save(self, folder: Path) -> None:
         """Writes the weights, the judged states in `judged/1` and so on, what it knows of its texts, and the report."""
@@ -83,7 +90,14 @@ class NewVersion:
             write_history(folder, self.texts.history, self.texts.entries)
         if self.texts.known is not None:
             self.texts.known.write(folder)
+            weights = SavedAdapter(folder, self.record).weights_hash()
+            write_checked_json(folder / TESTED, self.tested | {"weights": weights})
         write_report(folder, self.facts, keeps_words=self.keeps_words)
+
+    def describe(self, folder: Path) -> None:
+        """Writes the record and the report of the saved version again, with what was found since, file by file."""
+        write_report(folder, self.facts, keeps_words=self.keeps_words)
+        write_record(folder, self.record)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,8 @@ def _phases(
     if num_earlier:
         tested = num_earlier * list(chain.from_iterable(split.test for split in dataset.splits()))
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
-        phase.seconds[DECODING] = writes
+        if dataset.quiz is not None:
+            phase.seconds[DECODING] = writes
         yield phase
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
     for number, schedule in enumerate(schedules, start=1):
@@ -153,12 +154,12 @@ def _phases(
     if dataset.quiz is not None:
         yield Phase(BASE_QUIZ, seconds={DECODING: writes})
         yield Phase(QUIZ, seconds={DECODING: writes})
-    else:
-        yield Phase(SAMPLES, seconds={DECODING: 2 * writes})
+    yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
+    if dataset.quiz is None:
+        yield Phase(SAMPLES, seconds={DECODING: (2 + bool(num_earlier)) * writes})
     yield _evaluation(GENERAL, token, 2 * GENERAL_EXAMPLES, 2 * GENERAL_TOKENS)
     copied = min(COPIED_TOKENS, dataset.num_tokens)
     yield _evaluation(COPIES, token, max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), copied)
-    yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
 
 
 def _passes(recipe: Recipe) -> int:

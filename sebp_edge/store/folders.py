@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from sebp_edge.basics.files import flush, storage_errors, walk
+from sebp_edge.basics.files import flush, storage_errors, walk, write_atomically
 from sebp_edge.store.names import folder_of, name_of
 from sebp_edge.store.record import RECORD, AdapterRecord
 
@@ -78,10 +78,15 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 def write_version(adaptation: Saveable, record: AdapterRecord, folder: Path) -> None:
     """Writes a version's files into an empty folder, and flushes them."""
     adaptation.save(folder)
-    (folder / RECORD).write_text(json.dumps(dataclasses.asdict(record), indent=2) + "\n", encoding="utf-8")
-    # The name of a model's folder may not be valid UTF-8.
-    (folder / "README.md").write_text(record.model_card(), encoding="utf-8", errors="backslashreplace")
+    write_record(folder, record)
     flush_all(folder)
+
+
+def write_record(folder: Path, record: AdapterRecord) -> None:
+    """Writes a version's record and its model card."""
+    # The name of a model's folder may not be valid UTF-8.
+    write_atomically(folder / "README.md", record.model_card().encode(errors="backslashreplace").decode())
+    write_atomically(folder / RECORD, json.dumps(dataclasses.asdict(record), indent=2) + "\n")
 
 
 def flush_all(folder: Path) -> None:

@@ -5,6 +5,7 @@
     README.md           the model card
     documents.json      names, salted hashes and splits of the documents
     known_texts.json    salted hashes of the texts
+    tested.json         salted hashes of the test documents, with their losses
     report.json         how it was trained and tested
     samples.json        words and names of the user's, only if asked for
     judged/<number>/    the states that the gate judged, if the version was trained on all documents afterwards

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json
+from sebp_edge.basics.files import NewerFormat, parse_dataclass, read_json, write_atomically
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import finite
 from sebp_edge.values.answers import Answered
@@ -44,7 +44,7 @@ class KeptSamples:
 
 
 def write_report(folder: Path, facts: TrainingFacts, *, keeps_words: bool) -> None:
-    """Writes the files into the folder of a new version.
+    """Writes the files into the folder of a version.
 
     Args:
         keeps_words: whether words and names of the user's are kept.
@@ -58,7 +58,7 @@ def write_report(folder: Path, facts: TrainingFacts, *, keeps_words: bool) -> No
         files[SAMPLES] = facts_for(KeptSamples, facts, copies=tuple(copy.document for copy in facts.copies or ()))
     for name, content in files.items():
         text = json.dumps(finite(asdict(content)), allow_nan=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
+        write_atomically(folder / name, text)
 
 
 def read_report(folder: Path) -> TrainingReport | None:

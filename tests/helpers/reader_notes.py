@@ -85,9 +85,9 @@ def watch_runs(patch):
     """Returns a list to which each training's run is added."""
     found, train = [], TrainingRun.train
 
-    def watched(self, gate):
+    def watched(self, *arguments):
         found.append(self)
-        return train(self, gate)
+        return train(self, *arguments)
 
     patch.setattr(TrainingRun, "train", watched)
     return found

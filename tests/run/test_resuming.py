@@ -22,7 +22,6 @@ from sebp_edge.events import (
     JobStarted,
     ModelLoaded,
     Notice,
-    StepDone,
     TrainingStarted,
 )
 
@@ -84,23 +83,22 @@ def test_a_paused_training_ends_as_one_that_was_not_paused(model, notes, whole, 
     assert not any(job.folder.parent.iterdir())
 
 
-def test_a_pause_while_the_adapter_is_assessed_repeats_the_assessment_only(model, notes, whole, tmp_path, monkeypatch):
+def test_a_pause_while_the_adapter_is_assessed_returns_the_result(model, notes, whole, tmp_path, monkeypatch):
+    """The version is saved and active by then, and the job is over."""
     store, seen = AdapterStore(tmp_path / "store"), []
 
     def assess(base, beginnings, check, decoder):
-        seen.append(len(beginnings))
-        if len(seen) == 2:
-            assert paused.pause()
+        seen.append((store.adapter("default").active(), store.jobs.list()))
+        assert len(seen) == 1 and paused.pause()
         check()
-        return [""] * len(beginnings)
 
     monkeypatch.setattr("sebp_edge.run.assessment.continue_each", assess)
     paused = personalizer(model, store)
-    with pytest.raises(Paused, match=r"Paused at \d+ %"):
-        paused.adapt(notes[30], activate_anyway=True)
-    resumed, result = resume(store)
+    result = paused.adapt(notes[30], activate_anyway=True)
+    assert seen == [(1, [])]
     assert (bits(store), verdict(result)) == whole[30][:2]
-    assert not any(isinstance(event, StepDone) for event in resumed.events)
+    assert (result.general_loss_after, result.copies, result.samples, result.warnings) == (None, None, (), ())
+    assert store.adapter("default").report().training.copies is None
 
 
 def test_a_pause_frees_the_model_although_its_error_is_kept(model, notes, tmp_path):

@@ -1,6 +1,7 @@
 """The end of an adaptation: signals, full disks and conflicting folders while the adapter is saved."""
 
 import os
+import re
 import signal
 import time
 from functools import partial
@@ -10,8 +11,8 @@ import pytest
 from command import halted_before_it_saves, records, run
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
-from sebp_edge.errors import Interrupted, StorageError
-from sebp_edge.events import Evaluated, TrainingStarted
+from sebp_edge.errors import Interrupted, MachineError, StorageError
+from sebp_edge.events import AdapterSaved, Evaluated, Notice, TrainingStarted
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
 
@@ -175,3 +176,32 @@ def test_a_version_that_cannot_be_activated_is_named(make, notes_folder):
         personalizer.adapt(notes_folder)
     assert personalizer.store.adapter("default").versions() == [1]
     assert Path(personalizer.store.adapter("default").open(1).path).is_dir()
+
+
+def test_a_version_that_is_removed_while_it_is_assessed_is_no_error(make, notes_folder):
+    notices = []
+
+    def sink(event):
+        if isinstance(event, AdapterSaved):
+            personalizer.store.adapter("default").remove()
+        notices.extend([event.message] if isinstance(event, Notice) else [])
+
+    personalizer = make(on_event=sink)
+    assert personalizer.adapt(notes_folder).version == 1
+    assert re.fullmatch(
+        r"Cannot write to '.*': No such .*; the version is saved without what was assessed\.", notices[-1]
+    )
+
+
+def test_a_version_stays_active_if_memory_runs_out_while_it_is_assessed(make, notes_folder, monkeypatch):
+    def copies(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("sebp_edge.run.assessment.longest_copies", copies)
+    personalizer = make()
+    why = r"^Out of CPU memory after the training, while the adapter was assessed: version 1 .* is saved and active\.$"
+    with pytest.raises(MachineError, match=why):
+        personalizer.adapt(notes_folder)
+    adapter = personalizer.store.adapter("default")
+    assert (adapter.active(), adapter.jobs, adapter.open().record.verdict) == (1, [], "better")
+    assert personalizer.generate("the ferry", max_new_tokens=2)

@@ -9,7 +9,7 @@ import torch
 from failing_memory import RECIPE
 
 from sebp_edge.ask.general_texts import encode_probes
-from sebp_edge.basics.files import cache_folder
+from sebp_edge.basics.files import cache_folder, read_kept
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
@@ -149,14 +149,14 @@ def test_a_damaged_file_is_ignored_and_replaced(base):
     (file,) = cache_files()
     whole = file.read_text()
     values = json.loads(whole)
-    losses = values["losses"]
-    contents = ({"losses": "1.5"}, {"losses": losses[1:]}, {"losses": [math.nan, *losses[1:]]}, {"model": "another"})
-    damaged = [json.dumps(values | content).encode() for content in contents]
-    key, numbers = {name: values[name] for name in ("model", "dtype", "probe")}, range(len(losses))
-    assert list(module._read(key, numbers).values()) == losses
-    for content in (b"", b"\xff\xfe", b"[1]", b'{"losses": [1.0]}', b"[" * 100_000, *damaged):
+    kept = values["probes"]
+    damaged = [json.dumps(values | content).encode() for content in ({"probes": kept[1:]}, {"model": "another"})]
+    key = {name: values[name] for name in ("model", "dtype", "probe")}
+    assert read_kept("probes", key) == kept
+    assert read_kept("probes", key | {"dtype": "bfloat16"}) is None
+    for content in (b"", b"\xff\xfe", b"[1]", b'{"probes": [1.0]}', b"[" * 100_000, *damaged):
         file.write_bytes(content)
-        assert module._read(key, numbers) is None
+        assert read_kept("probes", key) is None
     assert measured(base, adaptation) == found
     assert file.read_text() == whole
 
@@ -173,7 +173,7 @@ def test_the_cache_holds_no_text_and_no_path(base):
     probe(base, changed(base))
     (file,) = cache_files()
     values = json.loads(file.read_text())
-    assert values.keys() == {"model", "dtype", "probe", "losses"}
+    assert values.keys() == {"model", "dtype", "probe", "probes", "crc32"}
     assert "ferry" not in file.read_text() and "llama" not in file.read_text()
 
 

@@ -205,7 +205,7 @@ class Checkpoints:
         run: what they are of.
 
     Attributes:
-        has_failed: whether the last one could not be written.
+        has_failed: whether the last one could not be written, or none is any more.
     """
 
     def __init__(
@@ -227,6 +227,10 @@ class Checkpoints:
     def begin(self, num_bytes: int) -> None:
         """Begins to write checkpoints of about this size."""
         self._due = time.perf_counter() + (_LEAST_SECONDS + num_bytes / _BYTES_PER_SECOND) / SHARE
+
+    def end(self) -> None:
+        """Writes no more: what was trained is saved."""
+        self._files, self.has_failed = None, True
 
     def check(self) -> None:
         """Writes a checkpoint if it is due; ends the call if a stop or a pause was requested.

@@ -6,13 +6,11 @@ folder, since it never changes.
 
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
-from sebp_edge.basics.files import cache_folder, read_json, write_cache
+from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation
@@ -58,13 +56,14 @@ def probe(
     """
     examples, first = probes.examples, probes.num_general
     refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))
-    key, numbers = _key(base, adaptation, examples), sorted({example.document for example in examples})
-    before, collator = _read(key, numbers), Collator(None, base.pad_token_id)
+    key, collator = _key(base, examples), Collator(None, base.pad_token_id)
+    known = read_kept("probes", key)
+    before = None if known is None else dict(known)
     with scoring(adaptation.model, examples, collator, base.device, on_event, options, check) as losses:
         if before is None:
             with adaptation.without_effect():
                 before = losses().nats
-            _write(key, before)
+            keep("probes", key, sorted(before.items()))
         after = losses().nats
     tokens = sum(example.num_loss_tokens for example in examples if example.document < first)
     facts_begin = first + 4 * probes.num_language
@@ -90,7 +89,7 @@ def _is_known(losses: Losses, number: int) -> bool:
 # -------------------------------------------------------------------------------------------------------------- cache
 
 
-def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> dict[str, str]:
+def _key(base: BaseModel, examples: list[Example]) -> dict[str, str]:
     """What the base model's losses depend on: weights, precision, and the probes' tokens."""
     tokens = json.dumps([[each.document, each.input_ids.tolist(), each.labels.tolist()] for each in examples])
     return {
@@ -98,26 +97,3 @@ def _key(base: BaseModel, adaptation: Adaptation, examples: list[Example]) -> di
         "dtype": base.precision,
         "probe": hashlib.sha256(tokens.encode()).hexdigest(),
     }
-
-
-def _name(key: dict[str, str]) -> str:
-    return f"probes-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]}.json"
-
-
-def _read(key: dict[str, str], numbers: list[int]) -> Losses | None:
-    """Returns the known losses of the texts; None if there are none, or if their file is damaged."""
-    try:
-        values = read_json(cache_folder() / _name(key))
-    except (OSError, ValueError):
-        return None
-    losses = values.pop("losses", None)
-    if values != key or not isinstance(losses, list) or len(losses) != len(numbers):
-        return None
-    is_whole = all(type(loss) is float and math.isfinite(loss) for loss in losses)
-    return dict(zip(numbers, losses, strict=True)) if is_whole else None
-
-
-def _write(key: dict[str, str], losses: Mapping[int, float]) -> None:
-    """Keeps losses; a disk that refuses them costs only time."""
-    with suppress(OSError):
-        write_cache(_name(key), json.dumps({**key, "losses": [loss for _, loss in sorted(losses.items())]}))

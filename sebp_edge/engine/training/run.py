@@ -15,7 +15,7 @@ from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.schedule import Schedule
+from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.checkpoint import RunState
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.gate import Gate, GateResult
@@ -114,7 +114,7 @@ class TrainingRun:
     def judged_states(self) -> list[list[Tensor]]:
         return [progress.best_state for progress in self.progress[: len(self._judged)]]
 
-    def train(self, gate: Gate) -> GateResult:
+    def train(self, gate: Gate, known: HeldOutLoss | None = None) -> GateResult:
         """Trains on each split and tests on its test documents; the gate judges; then trains on all documents.
 
         With folds, each document is tested in a training that has not seen it, and the last training follows, with as
@@ -123,9 +123,13 @@ class TrainingRun:
         documents, which it has seen, is lower than before. Otherwise, after a stop, or if the loss becomes NaN or
         infinite, a single judged state is used.
 
+        Args:
+            known: test losses of the base model that need not be computed.
+
         Raises:
             AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
+        self._known = known or HeldOutLoss()
         starts = [read_state(self.base, folder) for folder in self.task.starts]
         self.adaptation = attach(self.base, self.task.recipe, self.task.seed)
         self._breaks.check()  # attaching takes a second on a CPU, and so does the learner's trial
@@ -231,9 +235,15 @@ class TrainingRun:
         if not (result.is_refit and self._judged):
             yield
             return
+        with self.keeping_state():
+            restore(self.adaptation, self.judged_states[0])
+            yield
+
+    @contextmanager
+    def keeping_state(self) -> Iterator[None]:
+        """Context at whose end the adaptation's weights are as before."""
         final = snapshot(self.adaptation)
         try:
-            restore(self.adaptation, self.judged_states[0])
             yield
         finally:
             restore(self.adaptation, final)
@@ -282,8 +292,13 @@ class TrainingRun:
             progress.before = self._test(trainer, schedule, is_trained=False)
 
     def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
-        """Returns the test losses of the state that the adaptation is in."""
-        losses = evaluate(trainer.learner, schedule.test, reads_words=True)
+        """Returns the test losses of the state that the adaptation is in; computes what is not known of the base."""
+        known, test = HeldOutLoss() if is_trained else self._known, schedule.test
+        known = known.only({example.document for example in test.examples})
+        if known.nats:
+            new = [example for example in test.examples if example.document not in known.nats]
+            test = Group(new, trainer.learner.limit, is_evaluated=True)
+        losses = HeldOutLoss.merged([known, evaluate(trainer.learner, test, reads_words=True)])
         epoch = trainer.progress.best_epoch if is_trained else 0
         self._on_event(Evaluated(trainer.phase, "test", epoch, losses.mean, is_trained))
         return losses
