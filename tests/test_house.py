@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_486
+MAX_LINES = 52_484
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
@@ -72,7 +72,7 @@ MAX_LINES_OF_ROOM = {
     "engine.training": 4_161,
     "export": 1_967,
     "lessons": 2_285,
-    "machine": 1_019,
+    "machine": 1_017,
     "reading": 6_788,
     "research": 1_778,
     "run": 5_829,

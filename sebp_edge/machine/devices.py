@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import json
 import os
 import platform
 import re
@@ -10,16 +9,15 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from sebp_edge.basics.files import cache_folder, read_json, write_cache
+from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.errors import MachineError, OptionError
 from sebp_edge.machine.host import WIDE, free_host_memory, total_host_memory
 
-_CPU_FILE = "cpu.json"
 # How many times as fast as fp32 a CPU must multiply bf16, since attention stays in fp32 and the rest gains nothing.
 # With AMX or AVX512-BF16 it is 4 to 5 times, without either less than 1.
 MIN_GAIN_OF_BF16 = 2.0
@@ -100,15 +98,15 @@ def multiplies_bf16() -> bool:
 
     Measured once on a machine and kept, so that no busy moment changes the bits of later trainings.
     """
-    measured_on = [torch.__version__, platform.node(), torch.backends.cpu.get_cpu_capability()]
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        known = read_json(cache_folder() / _CPU_FILE)
-        if known["measured_on"] == measured_on and isinstance(known["bf16"], bool):
-            return known["bf16"]
-    cpu = torch.device("cpu")
-    found = matmul_rate(cpu, torch.bfloat16) >= MIN_GAIN_OF_BF16 * matmul_rate(cpu, torch.float32)
-    with suppress(OSError):
-        write_cache(_CPU_FILE, json.dumps({"measured_on": measured_on, "bf16": found}))
+    machine = {
+        "torch": torch.__version__,
+        "host": platform.node(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    found, cpu = read_kept("bf16", machine), torch.device("cpu")
+    if not isinstance(found, bool):
+        found = matmul_rate(cpu, torch.bfloat16) >= MIN_GAIN_OF_BF16 * matmul_rate(cpu, torch.float32)
+        keep("bf16", machine, found)
     return found
 
 

@@ -44,8 +44,8 @@ def test_what_a_cpu_multiplies_fast_is_measured_once_and_kept(rates, own_home):
         rates[torch.bfloat16] = slower
         assert devices.pick_dtype(CPU, 512) is torch.bfloat16
         devices.multiplies_bf16.cache_clear()
-    (kept,) = own_home.rglob("cpu.json")
-    for damaged in ("", "[]", '{"measured_on": 1}', kept.read_text().replace(torch.__version__, "0.0")):
+    (kept,) = own_home.rglob("bf16-*.json")
+    for damaged in ("", "[]", '{"torch": 1}', kept.read_text().replace(torch.__version__, "0.0")):
         kept.write_text(damaged)
         assert devices.pick_dtype(CPU, 512) is torch.float32
         devices.multiplies_bf16.cache_clear()
