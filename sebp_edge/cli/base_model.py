@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from sebp_edge.cli.console import err, quick_imports
+from sebp_edge.cli.console import err, quick_imports, without_collection
 from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.engine.models.hub_cache import local_folder
 from sebp_edge.engine.models.installed import GGUF, LM_STUDIO, OLLAMA
@@ -39,7 +41,44 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
         from sebp_edge.cli.progress import show_progress
 
     with show_progress(as_json, lists_left_out=lists_left_out) as sink:
-        yield make(**settings, on_event=lambda event: isinstance(event, hides) or sink(event))
+        yield make(**settings, on_event=partial(_send_all_but, hides, sink))
+
+
+def prepared(
+    kind: Literal["plan", "inspect"], request, name: str | None, *, memory_budget, hides=(), politeness=None, **options
+):
+    """Returns what `Personalizer.plan` or `inspect` does; without torch if the model and this machine are known.
+
+    Args:
+        politeness: how a training would give way, if that changes its speed.
+    """
+    with without_collection("starting"):
+        from sebp_edge.cli.progress import show_progress
+        from sebp_edge.run import without_torch
+
+    settings = request.settings | {"memory_budget": memory_budget}
+    if politeness is None:
+        with show_progress(request.as_json) as sink:
+            make = without_torch.plan if kind == "plan" else without_torch.inspect
+            found = make(request.texts, name, partial(_send_all_but, hides, sink), **settings, **options)
+        if found is not None:
+            return found
+    polite = {} if politeness is None else {"politeness": politeness}
+    with personalizing(request.as_json, hides=hides, **polite, **settings) as personalizer:
+        make = personalizer.plan if kind == "plan" else personalizer.inspect
+        found = make(request.texts, name=name, **options)
+        if politeness is None:
+            from sebp_edge.engine.memory.shape_reader import keep_shape
+            from sebp_edge.engine.memory.this_machine import keep_device
+
+            keep_device(personalizer.device)
+            keep_shape(personalizer.reference)
+        return found
+
+
+def _send_all_but(hides, sink, event) -> None:
+    if not isinstance(event, hides):
+        sink(event)
 
 
 def choose_model(

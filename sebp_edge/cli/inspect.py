@@ -7,8 +7,8 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import percent, plural
-from sebp_edge.cli.base_model import personalizing
-from sebp_edge.cli.console import hanging, out, print_json, print_table, without_collection
+from sebp_edge.cli.base_model import prepared
+from sebp_edge.cli.console import hanging, out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, Threads, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
 from sebp_edge.machine.politeness import Politeness
@@ -33,24 +33,9 @@ def inspect(
 
     Loads no weights and changes nothing. `plan` shows the memory by purpose.
     """
-    with without_collection("starting"):
-        from sebp_edge.cli.progress import show_progress
-        from sebp_edge.run.inspection import inspect_without_torch
-
-    settings, found = request.settings | {"memory_budget": memory}, None
-    if threads is None:  # which decide the speed
-        with show_progress(request.as_json) as sink:
-            found = inspect_without_torch(request.texts, name, sink, **settings)
-    if found is None:
-        politeness = Politeness.of(threads=threads)
-        with personalizing(request.as_json, politeness=politeness, **settings) as personalizer:
-            found = personalizer.inspect(request.texts, name=name)
-            if threads is None:
-                from sebp_edge.engine.memory.shape_reader import keep_shape
-                from sebp_edge.engine.memory.this_machine import keep_device
-
-                keep_device(personalizer.device)
-                keep_shape(personalizer.reference)
+    # Threads decide the speed.
+    politeness = None if threads is None else Politeness.of(threads=threads)
+    found = prepared("inspect", request, name, memory_budget=memory, politeness=politeness)
     if request.as_json:
         print_json(found.to_dict())
     else:

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import duration, gigabytes, sizes_apart
-from sebp_edge.cli.base_model import personalizing
+from sebp_edge.cli.base_model import prepared
 from sebp_edge.cli.console import out, print_json, print_table
 from sebp_edge.cli.options import FreeMemory, Request, takes_request
 from sebp_edge.errors import OptionError
@@ -43,9 +43,7 @@ def plan(
     """
     if gpu is not None and request.settings["device"] is not None:
         raise OptionError("--gpu plans for another machine and --device for this one; give only one of them.")
-    settings = request.settings | {"memory_budget": memory}
-    with personalizing(request.as_json, hides=PreparationProgress, **settings) as personalizer:
-        result = personalizer.plan(request.texts, name=name, gpu=gpu)
+    result = prepared("plan", request, name, memory_budget=memory, hides=PreparationProgress, gpu=gpu)
     if request.as_json:
         print_json({"event": "plan", **result.to_dict()})
     else:

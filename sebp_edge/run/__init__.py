@@ -21,6 +21,7 @@ version_texts     what a version knows of its texts, for the next one
 assessment        the active version, the quiz, and what an adaptation writes, repeats and forgets
 known_losses      the test losses that are known from versions
 samples           continues the beginnings of a few documents, before and after
+without_torch     plans and inspects without torch
 replies           asks a model the questions of a quiz, and those whose replies it teaches
 saving            saves the adapter; if that fails, saves it elsewhere
 forgetting        makes an adapter forget documents

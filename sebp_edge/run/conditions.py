@@ -41,12 +41,15 @@ class Conditions:
         used: int,
         budget: MemoryBudget | None,
         gpu: str | int | None = None,
+        *,
+        needs_speed: bool = False,
     ) -> "Conditions":
         """Returns the conditions of another process, by what was remembered of the model and of this machine.
 
         Args:
             used: bytes of host memory of that process; 0 if it has not started.
             gpu: see `absent_gpu`.
+            needs_speed: whether a machine whose speed is not known is none.
 
         Raises:
             NotKnown: the model or this machine is not known without torch.
@@ -57,6 +60,8 @@ class Conditions:
         if machine is None or (used and machine[0].on_gpu):
             raise NotKnown
         target, free = machine
+        if needs_speed and target.rate is None:
+            raise NotKnown
         return cls(model.shape, model.tokenizer, *absent_gpu(gpu, budget) or (target, limited(budget, free + used)))
 
 

@@ -12,25 +12,16 @@ from itertools import groupby
 from statistics import median
 
 from sebp_edge.basics.labels import IGNORE
-from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.basics.units import duration, gigabytes, plural
-from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.memory_plan import Plan
-from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.hub_cache import has_own_tokenizer
 from sebp_edge.errors import MachineError, ModelError, TextsError
-from sebp_edge.events import Sink
 from sebp_edge.lessons.conversations import is_of_people
-from sebp_edge.recipe import check_seed
-from sebp_edge.run.call import Call
-from sebp_edge.run.conditions import Conditions, NotKnown
+from sebp_edge.run.conditions import Conditions
 from sebp_edge.run.expectations import expectation, mostly_of_people, what_the_kind_can_do
 from sebp_edge.run.fitting_recipe import fitting_recipe
-from sebp_edge.run.job import JobSink
 from sebp_edge.run.preparation import Preparation
 from sebp_edge.run.unchanged import UnchangedResult
-from sebp_edge.run.work_ahead import phases_of_inspection
-from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.chats import Author
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.documents import Content, Document, LeftOut
@@ -249,26 +240,6 @@ class Inspection:
         plan = None if self.plan is None else self.plan.to_dict()
         rendered = [asdict(each) for each in self.rendered]
         return {"event": "inspection", **values, **nested, "plan": plan, "rendered": rendered, "summary": self.summary}
-
-
-def inspect_without_torch(
-    texts, name: str | None, on_event: Sink, *, model, recipe, device, seed, me, memory_budget
-) -> Inspection | None:
-    """Returns what `Personalizer.inspect` would; None if the model or this machine, speed included, is not known."""
-    reference, budget = resolve(model), None if memory_budget is None else MemoryBudget.parse(memory_budget)
-    try:
-        conditions = Conditions.known(reference, device, 0, budget)
-    except NotKnown:
-        return None
-    target = conditions.target
-    if target.rate is None:
-        return None
-    with JobSink(on_event) as job:
-        job.begin(phases_of_inspection())
-        call = Call(reference, target.on_gpu, recipe, check_seed(seed), AdapterStore(), me, budget, job, StopSignal())
-        found = Inspection.of(Preparation.under(call, texts, name), conditions)
-        job.finish()
-    return found
 
 
 def _words_of_people(contents: list[Content], role: str) -> int:

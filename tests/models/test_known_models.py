@@ -121,17 +121,33 @@ def test_a_plan_without_torch_is_the_plan_with_it(model_folder, notes_folder, tm
 
 
 @pytest.mark.slow
-def test_an_inspection_on_a_known_machine_needs_no_torch(own_home, notes_folder):
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_an_inspection_and_a_plan_on_a_known_machine_need_no_torch(own_home, notes_folder, command):
     remember_machine({"cpu": target_of(CPU, 10**8)})
     code = (
         "import sys; from contextlib import suppress; from sebp_edge.cli import main\n"
         "with suppress(SystemExit): main()\n"
         "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'peft') if name in sys.modules])"
     )
-    options = ["inspect", notes_folder, "--device", "cpu"]
+    options = [command, notes_folder, "--device", "cpu"]
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True)
     assert (done.stdout.splitlines()[-1], done.stderr) == ("[]", "")
     assert ", about " in done.stdout
+
+
+@pytest.mark.slow
+def test_a_plan_keeps_what_the_next_one_needs(own_home, notes_folder, model_folder):
+    """And both print the same, but for the memory that this process uses already."""
+    printed = []
+    for _ in range(2):
+        known = recall_model(resolve(model_folder)) is not None, recall_machine("cpu")[0].rate is not None
+        assert known == (bool(printed),) * 2
+        result = run("plan", notes_folder, "--model", model_folder, "--device", "cpu", "--memory", "4GB", "--json")
+        assert result.exit_code == 0, result.output
+        events = records(result.stdout)
+        chosen = [events[-1][name] for name in ("event", "model", "device", "budget", "r", "dtype", "max_rows")]
+        printed.append([chosen, [each["event"] for each in events]])
+    assert printed[0] == printed[1]
 
 
 @pytest.mark.slow
