@@ -60,7 +60,7 @@ class Conditions:
         if machine is None or (used and machine[0].on_gpu):
             raise NotKnown
         target, free = machine
-        if needs_speed and target.rate is None:
+        if needs_speed and target.rate is None and gpu is None:
             raise NotKnown
         return cls(model.shape, model.tokenizer, *absent_gpu(gpu, budget) or (target, limited(budget, free + used)))
 

@@ -34,7 +34,7 @@ class _KnownTarget:
 def recall_machine(device: str | None, width: int = 0) -> tuple[Target, int] | None:
     """Returns a device to plan for, and the bytes that are free on it now; None if torch must find that out.
 
-    A CPU that torch has not measured yet is known well enough for a narrow model, but for its speed.
+    A CPU that torch has not measured yet is known well enough, but for its speed; fp32 takes the most memory.
 
     Args:
         width: the model's hidden size.
@@ -44,7 +44,7 @@ def recall_machine(device: str | None, width: int = 0) -> tuple[Target, int] | N
         known = parse_dataclass(known, _KnownTarget)
     except (ValueError, TypeError):
         is_only_one = device is None and sys.platform != "darwin" and not which("nvidia-smi")
-        if width >= WIDE or (device != "cpu" and not is_only_one):
+        if device != "cpu" and not is_only_one:
             return None
         return Target("cpu", "float32", False, has_bitsandbytes(), None, HOST_CONTEXT), free_host_memory()
     host = free_host_memory()
