@@ -11,7 +11,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -28,6 +28,7 @@ from sebp_edge.engine.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.engine.sparse.patches.loss import Head
 from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.engine.sparse.patches.restarts import Layout, Restarts
 from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
@@ -81,8 +82,7 @@ class Hoisted(FollowingPatch):
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
-        parts = (part for block in blocks_of(self._decoder) or [self._decoder] for part in block.modules())
-        if mixer := row_mixer(parts):
+        if not blocks_of(self._decoder) and (mixer := row_mixer(self._decoder.modules())):
             raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._attach()
 
@@ -92,6 +92,7 @@ class Hoisted(FollowingPatch):
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder)
+        self._restarts = Restarts(decoder)
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
@@ -102,6 +103,7 @@ class Hoisted(FollowingPatch):
             # Before other patches replace parts of the blocks.
             if _fits_flash_attention(decoder):
                 self._include(self._fused_attention)
+            self._include(self._restarts)
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
             self._include(self._embedding)
@@ -124,6 +126,8 @@ class Hoisted(FollowingPatch):
 
         On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
         """
+        if self._restarts.blocks:
+            return False
         if self._decoder.device.type == "cpu":
             return True
         states_AHE = _no_queries(self._decoder)
@@ -156,10 +160,13 @@ class Hoisted(FollowingPatch):
         fewer = len(tokens.loss_indices) < len(tokens.input_ids)
         return fewer and self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
 
+    def _recomputing(self) -> AbstractContextManager[None]:
+        """Context in which a block of the present batch is recomputed, only for what it keeps."""
+        return self._recomputing_at(self._restarts.layout)
+
     @contextmanager
-    def _recomputing(self) -> Iterator[None]:
-        """Context in which a block is recomputed, only for what it keeps."""
-        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block():
+    def _recomputing_at(self, layout: Layout | None) -> Iterator[None]:
+        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block(), self._restarts.at(layout):
             yield
 
     def _hidden_states(self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None) -> Tensor:
@@ -168,14 +175,14 @@ class Hoisted(FollowingPatch):
         with (
             self._fused_lora.refreshed(),
             self._last_layer.restricted_to(tokens.loss_indices if restricted else None, watch),
+            self._restarts.at(self._restarts.layout_of(tokens)),
         ):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         num_blocks = self._decoder.config.get_text_config().num_hidden_layers
-        if len(recorded_scores) < num_blocks:
+        num_separating = len(recorded_scores) + len(self._restarts.blocks)
+        if num_separating < num_blocks:
             # Recurrent states, and attention other than the registered function, mix sequences.
-            raise SparsityError(
-                f"Only {len(recorded_scores)} of its {num_blocks} blocks separate the sequences of a batch."
-            )
+            raise SparsityError(f"Only {num_separating} of its {num_blocks} blocks separate the sequences of a batch.")
         if not all(scores.causal for scores in recorded_scores):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)

@@ -74,6 +74,29 @@ def _power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
+def most_lengths(tokens: int, sequences: int, longest: int) -> list[int]:
+    """Returns the most tokens that each of these sequences may have, the longest first."""
+    return [min(longest, tokens // rank) for rank in range(1, sequences + 1)]
+
+
+def lengths_together(lengths: Iterable[int]) -> list[tuple[int, int]]:
+    """Groups sequences that are padded to the longest of their group, less than twice their own length.
+
+    Args:
+        lengths: of the sequences, the longest first.
+
+    Returns:
+        For each group the number of its sequences, and its padded length; empty sequences are in no group.
+    """
+    groups: list[tuple[int, int]] = []
+    for length in lengths:
+        if groups and 2 * length > groups[-1][1]:
+            groups[-1] = groups[-1][0] + 1, groups[-1][1]
+        elif length:
+            groups.append((1, length))
+    return groups
+
+
 def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     """Chooses few buckets for many batches, and returns them cheapest first; each of `needed` fits into one of them.
 
