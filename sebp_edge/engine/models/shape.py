@@ -122,7 +122,7 @@ class DecoderSizes:
     Attributes:
         parameters: of the whole model, a tied head counted once.
         vocabulary, hidden: the head's sizes.
-        head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
+        head_size: size of one attention head, the largest if blocks differ; 0 if there are none.
         longest: the longest sequence that the model takes, in tokens; None for no limit.
         is_tied: whether head and embedding share their weight.
         has_plain_embedding: whether the embedding only looks up rows.

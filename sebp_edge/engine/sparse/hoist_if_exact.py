@@ -16,10 +16,7 @@ from sebp_edge.engine.sparse.patches.agreement import (
     ROW_LOSSES,
     disagreement,
     evaluating,
-    graph_cut_after,
-    reads_other_rows,
     trial_batch,
-    without_main_grads,
 )
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.state import are_equal, describe
@@ -77,6 +74,7 @@ class HoistedIfExact(Hoisted):
         facts, passed = self._facts(), embedding.pop(_PASSED, [])
         if facts is not None and any(are_equal(facts, each) for each in passed):
             super()._attach()
+            self._is_tried = True
         else:
             self._attach_on_trial()
             passed = [*passed, facts]
@@ -98,9 +96,10 @@ class HoistedIfExact(Hoisted):
             super()._attach()
             with self._attaching():
                 try:
+                    self._is_tried = True
+                    self._refuse_mixing()
                     hidden_CD = self._hidden_states(ActiveTokens.gather(input_ids, plan), restricted=False)
                     found_C = self._head.losses(hidden_CD, plan.targets)
-                    self._refuse_mixing()
                 except FAILURES as error:
                     if isinstance(error, SparsityError) or ran_out_of_memory(error):
                         raise
@@ -112,21 +111,6 @@ class HoistedIfExact(Hoisted):
                     raise SparsityError(
                         f"its results on active rows differ from the padded ones by {percent(difference, 2)}."
                     )
-
-    @torch.enable_grad()
-    def _refuse_mixing(self) -> None:
-        """Refuses a model in which a sequence reads another one, whatever its weights are."""
-        ids_BT = trial_batch(self._decoder)[0]
-        tokens = ActiveTokens.gather(ids_BT, RowPlan.from_labels(ids_BT).to(ids_BT.device))
-        half = len(tokens.input_ids) // 2
-        for rows in (slice(half), slice(half, None)):
-            # Twice, since a checkpoint may recompute once.
-            with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
-                hidden_AD = self._hidden_states(tokens, restricted=False)
-            with without_main_grads(self.model):
-                mixes = reads_other_rows(hidden_AD[rows], embedded, rows)
-            if mixes:
-                raise SparsityError("its sequences would read each other outside of attention.")
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
         """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""

@@ -7,19 +7,21 @@ back into a text. Texts of similar lengths are computed together (see `lengths_t
 Shapes: A active rows, S sequences, P padded rows; B texts computed together, T positions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.engine.models.architecture import blocks_of, row_mixer
+from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import lengths_together, most_lengths
 from sebp_edge.errors import SparsityError
 
+# Modules of torch with a state, which is empty at the first row, and that no later row can change if they are causal.
+WITH_STATE = (nn.Conv1d, nn.RNNBase)
 # Keywords that say where texts begin among packed rows. A layer that attends without them raises an error.
 _OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
 
@@ -30,46 +32,47 @@ class Layout(NamedTuple):
     Attributes:
         groups: how many texts are computed together, and their padded length.
         places_A: int64, the padded row of each active row.
+        padding: what the other rows hold; no active row may depend on it.
     """
 
     groups: list[tuple[int, int]]
     places_A: Tensor
+    padding: float
 
     @classmethod
-    def of(cls, tokens: ActiveTokens) -> "Layout":
-        """Lays out the texts of a batch, the longest first; on a GPU without waiting for it."""
-        device, num_rows = tokens.cu_seqlens.device, len(tokens.input_ids)
-        lengths_S, order_S = tokens.cu_seqlens.diff().sort(descending=True, stable=True)
-        is_known = device.type == "cpu"
-        lengths = lengths_S.tolist() if is_known else most_lengths(num_rows, len(lengths_S), tokens.max_len)
-        groups = lengths_together(lengths)
-        spans = zip(groups, _begins(groups), strict=True)
-        begins = [torch.arange(begin, begin + B * T, T, device=device) for (B, T), begin in spans]
+    def of(cls, tokens: ActiveTokens, lengths: Iterable[int], padding: float = 0.0) -> "Layout":
+        """Lays out the texts of a batch, the longest first, without waiting for a GPU.
+
+        Args:
+            lengths: of each text at least its length, sorted.
+        """
+        groups, device = lengths_together(lengths), tokens.cu_seqlens.device
+        begins, num_padded = [], 0
+        for B, T in groups:
+            begins.append(torch.arange(num_padded, num_padded + B * T, T, device=device))
+            num_padded += B * T
+        order_S = tokens.cu_seqlens.diff().argsort(descending=True, stable=True)
         # Texts beyond these are empty.
         begins_S = torch.zeros_like(order_S).index_copy(0, order_S[: sum(B for B, _ in groups)], torch.cat(begins))
-        rows_A = torch.arange(num_rows, device=device)
+        rows_A = torch.arange(len(tokens.input_ids), device=device)
         texts_A = torch.searchsorted(tokens.cu_seqlens[1:], rows_A, right=True)
-        return cls(groups, rows_A + (begins_S - tokens.cu_seqlens[:-1])[texts_A])
+        return cls(groups, rows_A + (begins_S - tokens.cu_seqlens[:-1])[texts_A], padding)
 
     @property
     def num_rows(self) -> int:
         return sum(B * T for B, T in self.groups)
 
     def pad(self, rows_1A: Tensor) -> list[Tensor]:
-        """The padded texts of each group, [B, T, ...], with zeros as padding."""
+        """The padded texts of each group, [B, T, ...]."""
         rows_A = rows_1A.squeeze(0)
-        rows_P = rows_A.new_zeros(self.num_rows, *rows_A.shape[1:]).index_copy(0, self.places_A, rows_A)
+        padding_P = rows_A.new_full((self.num_rows, *rows_A.shape[1:]), self.padding)
+        rows_P = padding_P.index_copy(0, self.places_A, rows_A)
         parts = rows_P.split([B * T for B, T in self.groups])
         return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
 
     def unpad(self, padded: list[Tensor]) -> Tensor:
         """The active rows of padded texts, [1, A, ...]."""
         return torch.cat([part.flatten(0, 1) for part in padded])[self.places_A][None]
-
-
-def _begins(groups: list[tuple[int, int]]) -> list[int]:
-    sizes = [B * T for B, T in groups]
-    return [sum(sizes[:number]) for number in range(len(sizes))]
 
 
 class Restarts(Patch):
@@ -81,9 +84,9 @@ class Restarts(Patch):
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
-        layers = {block: list(_mixing_layers(block)) for block in blocks_of(decoder)}
-        self.blocks = [block for block, mixing in layers.items() if mixing]
-        self._layers = [layer for mixing in layers.values() for layer in mixing]
+        found = {block: list(_layers_with_state(block)) for block in blocks_of(decoder)}
+        self.blocks = [block for block, layers in found.items() if layers]
+        self._layers = [layer for layers in found.values() for layer in layers]
         self.layout: Layout | None = None
 
     def attach(self) -> None:
@@ -99,18 +102,23 @@ class Restarts(Patch):
         finally:
             self.layout = before
 
-    def layout_of(self, tokens: ActiveTokens) -> Layout | None:
-        """The layout of a batch; None if no layer needs it."""
-        return Layout.of(tokens) if self._layers else None
+    def layout_of(self, tokens: ActiveTokens, padding: float = 0.0) -> Layout | None:
+        """The layout of a batch; None if no layer needs it. On a GPU its groups follow from the sizes alone."""
+        if not self._layers:
+            return None
+        lengths_S = tokens.cu_seqlens.diff()
+        if lengths_S.device.type == "cpu":
+            return Layout.of(tokens, sorted(lengths_S.tolist(), reverse=True), padding)
+        return Layout.of(tokens, most_lengths(len(tokens.input_ids), len(lengths_S), tokens.max_len), padding)
 
 
-def _mixing_layers(block: nn.Module) -> Iterator[nn.Module]:
-    """Yields the outermost modules that hold a module of torch that may mix rows."""
-    if row_mixer(block.children()):
-        yield block
+def _layers_with_state(module: nn.Module) -> Iterator[nn.Module]:
+    """Yields the outermost modules that hold a module of torch with a state."""
+    if any(isinstance(child, WITH_STATE) for child in module.children()):
+        yield module
     else:
-        for child in block.children():
-            yield from _mixing_layers(child)
+        for child in module.children():
+            yield from _layers_with_state(child)
 
 
 class _PerText:
