@@ -13,21 +13,13 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.models.architecture import blocks_of, head_size_of, row_mixer
 from sebp_edge.engine.models.lora import refuse_packed_weights, without_adapter
-from sebp_edge.engine.sparse.patches.agreement import (
-    evaluating,
-    graph_cut_after,
-    reads_other_rows,
-    trial_batch,
-    varied,
-    without_main_grads,
-)
+from sebp_edge.engine.sparse.patches.agreement import trial_batch
 from sebp_edge.engine.sparse.patches.attention import FusedAttention
 from sebp_edge.engine.sparse.patches.checkpoints import CheckpointedBlocks
 from sebp_edge.engine.sparse.patches.counts import CHUNK_ROWS, MAX_DQ_BYTES
@@ -41,7 +33,7 @@ from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
+from sebp_edge.engine.sparse.rows.row_plan import RowPlan
 from sebp_edge.errors import SparsityError
 from sebp_edge.ops import Prefixes, Scores, backend, gather_rows, sequence_attention_
 from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS
@@ -69,7 +61,7 @@ class Hoisted(FollowingPatch):
         num_dequantised: how many blocks keep a dequantised copy of their 4-bit weights.
 
     Raises:
-        SparsityError: the model cannot run on active rows; or, at the first batch, a sequence would attend to another.
+        SparsityError: the model cannot run on active rows; or, at the first batch, its attention cannot.
     """
 
     def __init__(
@@ -123,7 +115,6 @@ class Hoisted(FollowingPatch):
             if self._check is not None:
                 self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)
-        self._is_tried = False
 
     def free_dequantised(self) -> None:
         """Frees the dequantised copies of weights, which graphs that were captured before must not read any more."""
@@ -190,41 +181,10 @@ class Hoisted(FollowingPatch):
             self._restarts.at(self._restarts.layout_of(tokens, padding)),
         ):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
-        num_blocks = self._decoder.config.get_text_config().num_hidden_layers
-        if not self._is_tried and (self._restarts.blocks or len(recorded_scores) < num_blocks):
-            # States, and attention other than the registered function, may mix sequences.
-            self._is_tried = True
-            try:
-                self._refuse_mixing()
-            except BaseException:
-                self._is_tried = False
-                raise
         if not all(scores.causal for scores in recorded_scores):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)
         return gather_rows(hidden_AD, tokens.loss_indices)
-
-    def _refuse_mixing(self) -> None:
-        """Refuses a model in which a sequence reads another one, or what comes later, whatever its weights are."""
-        ids_BT = trial_batch(self._decoder)[0]
-        labels_BT = ids_BT.clone()
-        labels_BT[1, 7:] = IGNORE  # so the second sequence is shorter
-        tokens = ActiveTokens.gather(ids_BT, RowPlan.from_labels(labels_BT).to(ids_BT.device))
-        first = int(tokens.cu_seqlens[1])
-        with evaluating(self.model, with_hooks=True):
-            with torch.enable_grad():
-                for rows in (slice(first), slice(first, None)):
-                    # Twice, since a checkpoint may recompute once.
-                    with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
-                        hidden_AD = self._hidden_states(tokens, restricted=False)
-                    with without_main_grads(self.model):
-                        mixes = reads_other_rows(hidden_AD[rows], embedded, rows)
-                    if mixes:
-                        raise SparsityError("its sequences would read each other outside of attention.")
-            with varied(self.model):
-                expected, found = (self._hidden_states(tokens, False, padding=each) for each in (0.0, 1.0))
-            if not expected.equal(found):
-                raise SparsityError("its states would read tokens that come later.")
 
     def _trial_hidden_states(self, watch: Watch | None) -> Tensor:
         input_ids, labels = trial_batch(self._decoder)

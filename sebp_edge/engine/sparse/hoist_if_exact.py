@@ -16,7 +16,11 @@ from sebp_edge.engine.sparse.patches.agreement import (
     ROW_LOSSES,
     disagreement,
     evaluating,
+    graph_cut_after,
+    reads_other_rows,
     trial_batch,
+    varied,
+    without_main_grads,
 )
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.state import are_equal, describe
@@ -74,7 +78,6 @@ class HoistedIfExact(Hoisted):
         facts, passed = self._facts(), embedding.pop(_PASSED, [])
         if facts is not None and any(are_equal(facts, each) for each in passed):
             super()._attach()
-            self._is_tried = True
         else:
             self._attach_on_trial()
             passed = [*passed, facts]
@@ -96,7 +99,6 @@ class HoistedIfExact(Hoisted):
             super()._attach()
             with self._attaching():
                 try:
-                    self._is_tried = True
                     self._refuse_mixing()
                     hidden_CD = self._hidden_states(ActiveTokens.gather(input_ids, plan), restricted=False)
                     found_C = self._head.losses(hidden_CD, plan.targets)
@@ -111,6 +113,28 @@ class HoistedIfExact(Hoisted):
                     raise SparsityError(
                         f"its results on active rows differ from the padded ones by {percent(difference, 2)}."
                     )
+
+    def _refuse_mixing(self) -> None:
+        """Refuses a model in which a sequence reads another one, or what comes later, whatever its weights are."""
+        ids_BT = trial_batch(self._decoder)[0]
+        labels_BT = ids_BT.clone()
+        labels_BT[1, 7:] = IGNORE  # so the second sequence is shorter
+        tokens = ActiveTokens.gather(ids_BT, RowPlan.from_labels(labels_BT).to(ids_BT.device))
+        first = int(tokens.cu_seqlens[1])
+        with torch.enable_grad(), without_main_grads(self.model):
+            for rows in (slice(first), slice(first, None)):
+                # Twice, since a checkpoint may recompute once.
+                with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
+                    hidden_AD = self._hidden_states(tokens, restricted=False)
+                if reads_other_rows(hidden_AD[rows], embedded, rows):
+                    raise SparsityError("its sequences would read each other outside of attention.")
+        if not self._restarts.blocks:
+            return
+        with varied(self.model):
+            one, same, other = (self._hidden_states(tokens, False, padding=each) for each in (0.0, 0.0, 1.0))
+        # Sums of experts may come in another order each time on a GPU.
+        if not one.equal(other) and (one.equal(same) or disagreement(self.model, one, other) is not None):
+            raise SparsityError("its states would read tokens that come later.")
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
         """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""
