@@ -104,9 +104,10 @@ class Hoisted(FollowingPatch):
             # Before other patches replace parts of the blocks.
             if _fits_flash_attention(decoder):
                 self._include(self._fused_attention)
-            self._include(self._restarts)
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
+            # Around the projections' adapters, so that they read active rows.
+            self._include(self._restarts)
             self._include(self._embedding)
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the chunked MLPs, so that they split the rows that it selects.

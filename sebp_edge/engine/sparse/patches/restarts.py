@@ -1,14 +1,18 @@
 """Layers whose state must restart at each text: short convolutions, linear attention, state spaces.
 
 They mix along time without attention, and most are not told where texts begin. So each runs on one row for each text,
-padded on the right, while all around it runs on active rows. The state restarts by itself, and padding cannot reach
-back into a text. Texts of similar lengths are computed together (see `lengths_together`).
+padded on the right. The state restarts by itself, and padding cannot reach back into a text. Texts of similar lengths
+are computed together (see `lengths_together`).
+
+All else runs on active rows, and so do the layer's projections: those that read its input, and one that gives its
+output.
 
 Shapes: A active rows, S sequences, P padded rows; B texts computed together, T positions.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -70,7 +74,7 @@ class Layout(NamedTuple):
         parts = rows_P.split([B * T for B, T in self.groups])
         return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
 
-    def unpad(self, padded: list[Tensor]) -> Tensor:
+    def unpad(self, padded: Iterable[Tensor]) -> Tensor:
         """The active rows of padded texts, [1, A, ...]."""
         return torch.cat([part.flatten(0, 1) for part in padded])[self.places_A][None]
 
@@ -80,18 +84,24 @@ class Restarts(Patch):
 
     Attributes:
         blocks: those that have such layers.
+        layout: where the texts of the present batch lie; None outside of one.
     """
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
-        found = {block: list(_layers_with_state(block)) for block in blocks_of(decoder)}
+        found = {block: list(layers_with_state(block)) for block in blocks_of(decoder)}
         self.blocks = [block for block, layers in found.items() if layers]
         self._layers = [layer for layers in found.values() for layer in layers]
         self.layout: Layout | None = None
 
     def attach(self) -> None:
+        """Replaces the forwards of the layers and of their projections; each replacement calls the present forward."""
         for layer in self._layers:
-            self._replace(layer, _PerText(self, forward_of(layer)))
+            replacement = _PerText(self, layer)
+            for child in layer.children():
+                if isinstance(getattr(child, "base_layer", child), nn.Linear):
+                    self._replace(child, partial(replacement.project, forward_of(child)))
+            self._replace(layer, replacement)
 
     @contextmanager
     def at(self, layout: Layout | None) -> Iterator[None]:
@@ -112,38 +122,83 @@ class Restarts(Patch):
         return Layout.of(tokens, most_lengths(len(tokens.input_ids), len(lengths_S), tokens.max_len), padding)
 
 
-def _layers_with_state(module: nn.Module) -> Iterator[nn.Module]:
+def layers_with_state(module: nn.Module) -> Iterator[nn.Module]:
     """Yields the outermost modules that hold a module of torch with a state."""
     if any(isinstance(child, WITH_STATE) for child in module.children()):
         yield module
     else:
         for child in module.children():
-            yield from _layers_with_state(child)
+            yield from layers_with_state(child)
 
 
 class _PerText:
-    """Replacement of one layer's `forward`."""
+    """Replacement of one layer's `forward`.
 
-    def __init__(self, restarts: Restarts, forward: Callable):
-        self._restarts, self._forward = restarts, forward
+    The projection that gives its output is found once, and returns its input from then on.
+    """
+
+    def __init__(self, restarts: Restarts, layer: nn.Module):
+        self._restarts, self._layer, self._forward = restarts, layer, forward_of(layer)
+        # By the layer's mode, in which it may run other code.
+        self._last_in: dict[bool, Callable | None] = {}
+        # Of the present call: active rows with their padded groups, what projections made of these, and the group.
+        self._inputs: list[tuple[Tensor, list[Tensor]]] = []
+        self._projected: dict[Callable, list[Tensor]] = {}
+        self._group: int | None = None
+        self._latest: tuple[Callable | None, Tensor | None] = None, None
 
     def __call__(self, *args, **kwargs):
         layout = self._restarts.layout
         if layout is None:
             return self._forward(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name not in _OF_PACKED_ROWS}
-        num_rows = len(layout.places_A)
+        groups = list(zip(*(self._pad(value, layout) for value in (*args, *kwargs.values())), strict=True))
 
-        def pad(value):
-            if isinstance(value, tuple):
-                return list(zip(*map(pad, value), strict=True))
-            is_of_rows = isinstance(value, Tensor) and value.shape[:2] == (1, num_rows)
-            return layout.pad(value) if is_of_rows else [value] * len(layout.groups)
+        def run(number: int) -> tuple:
+            self._group, values = number, groups[number]
+            out = self._forward(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+            return out if isinstance(out, tuple) else (out,)
 
-        padded = [pad(value) for value in (*args, *kwargs.values())]
-        outputs = []
-        for values in zip(*padded, strict=True):
-            outputs.append(self._forward(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True))))
-        if isinstance(outputs[0], tuple):
-            return tuple(layout.unpad(parts) if parts[0] is not None else None for parts in zip(*outputs, strict=True))
-        return layout.unpad(outputs)
+        mode = self._layer.training
+        try:
+            if mode not in self._last_in:
+                with torch.no_grad():
+                    is_last = run(0)[0] is self._latest[1]
+                self._last_in[mode], self._projected = self._latest[0] if is_last else None, {}
+            last, outputs = self._last_in[mode], []
+            for number in range(len(groups)):
+                outputs.append(run(number))
+                if last is not None and outputs[-1][0] is not self._latest[1]:
+                    raise SparsityError("a layer's output does not come from the projection that it came from before.")
+        finally:
+            self._inputs, self._projected, self._group, self._latest = [], {}, None, (None, None)
+        first, *others = (None if parts[0] is None else layout.unpad(parts) for parts in zip(*outputs, strict=True))
+        first = first if last is None else last(first)
+        return (first, *others) if others else first
+
+    def project(self, forward: Callable, x: Tensor, *args, **kwargs) -> Tensor:
+        """Calls a projection: once on active rows, if it reads the layer's input; later, if it gives the output."""
+        if self._group is None:
+            return forward(x, *args, **kwargs)
+        if forward is self._last_in.get(self._layer.training):
+            self._latest = forward, x
+            return x
+        rows_1A = next((rows for rows, padded in self._inputs if padded[self._group] is x), None)
+        if rows_1A is None:
+            out = forward(x, *args, **kwargs)
+        else:
+            if forward not in self._projected:
+                self._projected[forward] = self._restarts.layout.pad(forward(rows_1A, *args, **kwargs))
+            out = self._projected[forward][self._group]
+        self._latest = forward, out
+        return out
+
+    def _pad(self, value, layout: Layout) -> list:
+        """The value for each group of texts."""
+        if isinstance(value, tuple):
+            return list(zip(*(self._pad(each, layout) for each in value), strict=True))
+        if not (isinstance(value, Tensor) and value.shape[:2] == (1, len(layout.places_A))):
+            return [value] * len(layout.groups)
+        padded = layout.pad(value)
+        self._inputs.append((value, padded))
+        return padded
