@@ -19,7 +19,7 @@ from sebp_edge.engine.models.catalog import DEFAULT_MODEL, bundled_config
 from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.engine.models.hub_cache import cached_folder
 from sebp_edge.engine.models.known_tokenizer import KnownTokenizer, TokenizerFacts
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, LinearShape
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, Kept, LinearShape
 from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
 
 BUNDLED = Path(__file__).parent / "configs" / "shapes.json"
@@ -40,6 +40,7 @@ class _ShapeValues(DecoderSizes):
 
     linears: dict
     blocks: dict
+    kept_outside: list | None = None
 
 
 def recall_model(reference: ModelReference) -> KnownModel | None:
@@ -90,7 +91,9 @@ def _file_of(reference: ModelReference) -> Path | None:
 def values_of(shape: DecoderShape) -> dict:
     """Returns a shape as JSON-ready values, without its name."""
     distinct = shape.distinct_blocks
-    blocks = [{"linears": block.linears, "kind": block.kind and block.kind._asdict()} for block in distinct]
+    blocks = [
+        {"linears": block.linears, "kind": block.kind and block.kind._asdict(), "kept": block.kept} for block in distinct
+    ]
     sizes = list(dict.fromkeys(shape.linears))
     values = {name: value for name, value in vars(shape).items() if name in DecoderShape.__dataclass_fields__}
     del values["name"]
@@ -110,7 +113,11 @@ def shape_from(values: dict, name: str) -> DecoderShape:
     try:
         sizes = list(map(LinearShape._make, known.linears["sizes"]))
         distinct = [
-            Block({path: LinearShape._make(size) for path, size in one["linears"].items()}, _kind(one["kind"]))
+            Block(
+                {path: LinearShape._make(size) for path, size in one["linears"].items()},
+                _kind(one["kind"]),
+                _kept(one.get("kept")),
+            )
             for one in known.blocks["distinct"]
         ]
     except (TypeError, AttributeError) as error:
@@ -121,6 +128,7 @@ def shape_from(values: dict, name: str) -> DecoderShape:
             "name": name,
             "linears": tuple(sizes[number] for number in known.linears["order"]),
             "blocks": tuple(distinct[number] for number in known.blocks["order"]),
+            "kept_outside": _kept(known.kept_outside),
         }
     )
 
@@ -129,3 +137,7 @@ def _kind(values: dict | None) -> BlockKind | None:
     if values is None:
         return None
     return BlockKind(**{name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
+
+
+def _kept(values: list | None) -> Kept | None:
+    return None if values is None else Kept(*map(tuple, values[:-1]), values[-1])

@@ -53,17 +53,40 @@ class BlockKind(NamedTuple):
     has_fused_mlp: bool
 
 
+class Kept(NamedTuple):
+    """Bytes that autograd keeps of a part of a decoder, if its numbers have 2 and 4 bytes.
+
+    Attributes:
+        lora, full: of each token, with an adapter and with all weights trained.
+        lora_padded, full_padded: of each row of padded texts, in layers whose state restarts at each text.
+        multiple: of how many rows these layers take a multiple.
+    """
+
+    lora: tuple[int, int]
+    full: tuple[int, int]
+    lora_padded: tuple[int, int]
+    full_padded: tuple[int, int]
+    multiple: int = 1
+
+    def of(self, itemsize: int, *, trains_all: bool) -> tuple[int, int]:
+        """Returns the bytes of each token and of each padded row."""
+        of_token, of_row = (self.full, self.full_padded) if trains_all else (self.lora, self.lora_padded)
+        return of_token[itemsize // 4], of_row[itemsize // 4]
+
+
 @dataclass(frozen=True)
 class Block:
-    """One of a decoder's blocks. All attributes but `linears` and `parameters` need a known kind.
+    """One of a decoder's blocks. All attributes but these and `parameters` need a known kind.
 
     Attributes:
         linears: its linear layers, by their paths in the block.
         kind: how it runs on active rows; None if unknown.
+        kept: what it keeps on active rows, if it is of no known kind; None if it does not run on them.
     """
 
     linears: dict[str, LinearShape]
     kind: BlockKind | None = None
+    kept: Kept | None = None
 
     @cached_property
     def parameters(self) -> int:
@@ -143,11 +166,13 @@ class DecoderShape(DecoderSizes):
 
     Attributes:
         linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
+        kept_outside: what is kept outside of blocks, if they are of no known kind.
     """
 
     name: str
     linears: tuple[LinearShape, ...]
     blocks: tuple[Block, ...]
+    kept_outside: Kept | None = None
 
     @property
     def head_parameters(self) -> int:
@@ -167,7 +192,13 @@ class DecoderShape(DecoderSizes):
     @cached_property
     def is_hoisted(self) -> bool:
         """Whether it is expected to run on active rows only; a trial before the training decides."""
-        return all(block.kind is not None for block in self.distinct_blocks)
+        return all(block.kind is not None or block.kept is not None for block in self.distinct_blocks)
+
+    @cached_property
+    def multiple_of_padded(self) -> int:
+        """Of how many rows the layers take a multiple whose state restarts at each text; 0 without such layers."""
+        with_states = (block.kept for block in self.distinct_blocks if block.kept and block.kept.full_padded[0])
+        return max((kept.multiple for kept in with_states), default=0)
 
     @cached_property
     def linear_parameters(self) -> int:

@@ -49,18 +49,7 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     Raises:
         ValueError, TypeError, RuntimeError, LookupError, AttributeError: the class does not take such sizes.
     """
-    # What differs between layers, by name.
-    names = sorted(getattr(config, "per_layer_attributes", None) or ())
-    of_layers = list(config.per_layer_config) if names else [config] * config.num_hidden_layers
-    small, head_size = copy.deepcopy(config), min(head_sizes_of(config), default=HEAD_SIZE)
-    if names:
-        small.per_layer_config = None
-    chosen, layers = _cut_layers(small, [str([getattr(each, name) for name in names]) for each in of_layers])
-    for each in (small, *(of_layers if names else ())):
-        _shrink(each, head_size)
-    if names:
-        own = ({name: getattr(of_layers[layer], name) for name in names} for layer in chosen)
-        small.per_layer_config = dict(enumerate(own))
+    small, layers = _with_few_layers(config, is_small=True)
     _cut_experts(small)
     _shorten_windows(small)
     for name in _names(small, "vocab_size", "vocab_size_per_layer_input"):
@@ -73,6 +62,12 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return SmallCopy(_make(small, kind, "cpu").eval(), layers)
+
+
+def copy_of_few_layers(config: PretrainedConfig, kind: type[PreTrainedModel]) -> SmallCopy:
+    """Makes a copy with the decoder's own sizes but few layers, on "meta"; see `small_copy`."""
+    few, layers = _with_few_layers(config)
+    return SmallCopy(_make(few, kind, "meta").eval(), layers)
 
 
 def _make(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
@@ -95,6 +90,23 @@ def _shrink(config: PretrainedConfig, head_size: int) -> None:
     config.hidden_size = hidden_size
     for name in _names(config, "intermediate_size"):
         setattr(config, name, 3 * head_size)
+
+
+def _with_few_layers(config: PretrainedConfig, *, is_small: bool = False) -> tuple[PretrainedConfig, tuple[int, ...]]:
+    """Returns a copy of the config with the first layer of each kind, and which of them each of its layers is like."""
+    # What differs between layers, by name.
+    names = sorted(getattr(config, "per_layer_attributes", None) or ())
+    of_layers = list(config.per_layer_config) if names else [config] * config.num_hidden_layers
+    few, head_size = copy.deepcopy(config), min(head_sizes_of(config), default=HEAD_SIZE)
+    if names:
+        few.per_layer_config = None
+    chosen, layers = _cut_layers(few, [str([getattr(each, name) for name in names]) for each in of_layers])
+    for each in (few, *(of_layers if names else ())) if is_small else ():
+        _shrink(each, head_size)
+    if names:
+        own = ({name: getattr(of_layers[layer], name) for name in names} for layer in chosen)
+        few.per_layer_config = dict(enumerate(own))
+    return few, layers
 
 
 def _cut_layers(config: PretrainedConfig, own: list[str]) -> tuple[list[int], tuple[int, ...]]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
@@ -27,7 +28,7 @@ from sebp_edge.errors import SparsityError
 # Modules of torch with a state, which is empty at the first row, and that no later row can change if they are causal.
 WITH_STATE = (nn.Conv1d, nn.RNNBase)
 # Keywords that say where texts begin among packed rows. A layer that attends without them raises an error.
-_OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
+OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
 
 
 class Layout(NamedTuple):
@@ -68,15 +69,42 @@ class Layout(NamedTuple):
 
     def pad(self, rows_1A: Tensor) -> list[Tensor]:
         """The padded texts of each group, [B, T, ...]."""
-        rows_A = rows_1A.squeeze(0)
-        padding_P = rows_A.new_full((self.num_rows, *rows_A.shape[1:]), self.padding)
-        rows_P = padding_P.index_copy(0, self.places_A, rows_A)
+        rows_P = _Put.apply(rows_1A.squeeze(0), self.places_A, self.num_rows, self.padding)
         parts = rows_P.split([B * T for B, T in self.groups])
         return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
 
     def unpad(self, padded: Iterable[Tensor]) -> Tensor:
         """The active rows of padded texts, [1, A, ...]."""
-        return torch.cat([part.flatten(0, 1) for part in padded])[self.places_A][None]
+        return _Take.apply(torch.cat([part.flatten(0, 1) for part in padded]), self.places_A)[None]
+
+
+class _Put(torch.autograd.Function):
+    """Rows at their places among others; torch's own operations would keep the rows."""
+
+    @staticmethod
+    def forward(ctx, rows_A, places_A, num_rows, padding):
+        ctx.places_A = places_A
+        return rows_A.new_full((num_rows, *rows_A.shape[1:]), padding).index_copy_(0, places_A, rows_A)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout_P):
+        return dout_P.index_select(0, ctx.places_A), None, None, None
+
+
+class _Take(torch.autograd.Function):
+    """The transpose of `_Put`; each row has another place, so no sum is needed."""
+
+    @staticmethod
+    def forward(ctx, rows_P, places_A):
+        ctx.places_A, ctx.num_rows = places_A, len(rows_P)
+        return rows_P.index_select(0, places_A)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout_A):
+        dout_P = dout_A.new_zeros(ctx.num_rows, *dout_A.shape[1:])
+        return dout_P.index_copy_(0, ctx.places_A, dout_A), None
 
 
 class Restarts(Patch):
@@ -151,7 +179,7 @@ class _PerText:
         layout = self._restarts.layout
         if layout is None:
             return self._forward(*args, **kwargs)
-        kwargs = {name: value for name, value in kwargs.items() if name not in _OF_PACKED_ROWS}
+        kwargs = {name: value for name, value in kwargs.items() if name not in OF_PACKED_ROWS}
         groups = list(zip(*(self._pad(value, layout) for value in (*args, *kwargs.values())), strict=True))
 
         def run(number: int) -> tuple:

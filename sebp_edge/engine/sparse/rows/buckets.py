@@ -55,6 +55,12 @@ class Bucket(NamedTuple):
         """The number of sequences, filler included: all tokens may be filler, and no sequence exceeds `longest`."""
         return self.sequences + -(-self.tokens // self.longest)
 
+    def padded_rows(self, multiple: int, *, with_filler: bool) -> int:
+        """The most rows of padded texts, if those of similar lengths are padded together, to a multiple of so many."""
+        sequences = self.slots if with_filler else self.sequences
+        groups = lengths_together(most_lengths(self.tokens, sequences, self.longest))
+        return sum(number * -(-length // multiple) * multiple for number, length in groups)
+
     @property
     def cost(self):
         """The cost of a step, in units of the cost of one token. Sizes may be arrays, for many buckets at once."""
