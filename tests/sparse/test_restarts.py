@@ -1,5 +1,5 @@
 """States that must restart at each text: convolutions, linear attention and state spaces compute what the dense model
-does, whatever the lengths of the texts, and no text reaches another."""
+does, whatever the lengths of the texts, and no text reaches another. So does Gemma 4, whose layers share keys."""
 
 import random
 
@@ -12,6 +12,7 @@ from pairwise import pairwise
 from transformers import (
     BambaConfig,
     FalconH1Config,
+    Gemma4TextConfig,
     GraniteMoeHybridConfig,
     NemotronHConfig,
     Qwen3NextConfig,
@@ -29,20 +30,41 @@ WITHOUT_LAYERS = {name: size for name, size in SIZES.items() if name != "num_hid
 FAMILIES = {
     "lfm2": MODELS["lfm2"],
     "qwen3.5": MODELS["qwen3.5"],
-    "qwen3-next": lambda: make_model(
-        Qwen3NextConfig(**SIZES, head_dim=8, **LINEAR, mlp_only_layers=[0, 1])
-    ),
+    "qwen3-next": lambda: make_model(Qwen3NextConfig(**SIZES, head_dim=8, **LINEAR, mlp_only_layers=[0, 1])),
     "recurrent-gemma": lambda: make_model(RecurrentGemmaConfig(**SIZES | {"num_hidden_layers": 3}, lru_width=32)),
     "falcon-h1": lambda: make_model(FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=64)),
     "bamba": lambda: make_model(BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1])),
     "granite-hybrid": lambda: make_model(
-        GraniteMoeHybridConfig(**SIZES, **MAMBA, num_local_experts=0, layer_types=["linear_attention", "full_attention"])
+        GraniteMoeHybridConfig(
+            **SIZES, **MAMBA, num_local_experts=0, layer_types=["linear_attention", "full_attention"]
+        )
     ),
     # Some of its blocks mix nothing.
     "nemotron-h": lambda: make_model(
         NemotronHConfig(**WITHOUT_LAYERS, **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention"])
     ),
 }
+# Two of its six layers read the keys and values of others, and its layers have heads of two sizes.
+GEMMA4 = SIZES | {"num_hidden_layers": 6}
+
+
+def make_gemma4():
+    return make_model(
+        Gemma4TextConfig(
+            **GEMMA4,
+            head_dim=8,
+            global_head_dim=16,
+            sliding_window=5,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=320,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            layer_types=["sliding_attention", "full_attention"] * 3,
+        )
+    )
+
+
+FAMILIES["gemma4"] = make_gemma4
 # Shorter than a convolution's kernel, of one row, without any, and one that is far the longest.
 LENGTHS = (2, 1, 24, 3, 1, 5, 2, 4)
 
@@ -107,7 +129,7 @@ def test_no_bit_of_a_text_depends_on_another(family):
 
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("options", [{"checkpoints": 1}, {"checkpoints": 1, "offload": True, "chunked_blocks": True}])
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1", "gemma4"])
 def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
     model = FAMILIES[family]().double()
     first, second = (pack(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import SIZES, WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, outlined, train
+from builders import WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, outlined, train
 from transformers import AutoModelForCausalLM, RwkvConfig, XGLMConfig
 
 from sebp_edge import Recipe
@@ -270,7 +270,9 @@ def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
 # Models that mix rows outside transformers' attention: by their own attention, or a recurrent state.
 # Comparing losses does not detect this, since it hardly changes the losses of an untrained model.
 MIXING_ROWS = {
-    "gradients of a small copy differ": XGLMConfig(vocab_size=320, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4),
+    "gradients of a small copy differ": XGLMConfig(
+        vocab_size=320, d_model=32, ffn_dim=48, num_layers=2, attention_heads=4
+    ),
     "ZeroPad2d": RwkvConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, context_length=64),
 }
 

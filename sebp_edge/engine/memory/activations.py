@@ -69,7 +69,7 @@ class Activations:
         loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
         peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
         if self.setup.options.checkpoints:
-            recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * self._most_per_row
+            recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * max(self._padded_bytes)
             peaks.append(recomputed + backward + waiting_gradient)
         return Peak(max(peaks) - loss - head, loss + head)
 
@@ -81,7 +81,8 @@ class Activations:
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
         of_loss = kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
-        return sizes.tokens * self._kept_per_token + self._padded_rows(sizes) * self._kept_per_row + of_loss
+        padded = self._padded_rows(sizes) * sum(self._padded_bytes[self.setup.options.checkpoints :])
+        return sizes.tokens * self._kept_per_token + padded + of_loss
 
     def widest(self, sizes: Bucket) -> int:
         """Returns the size of the widest tensor: gate and up, or queries, keys and values, or logits."""
@@ -105,16 +106,10 @@ class Activations:
 
     def temporary(self, sizes: Bucket) -> int:
         """Returns the bytes that a model family's own code allocates and frees within a block."""
-        rows = self._mlp_rows(sizes.tokens)
+        of_tokens, of_rows, run = sizes.tokens, self._mlp_rows(sizes.tokens), self._execution
         known = (block for block in self._shape.distinct_blocks if block.kind is not None)
-        return max(
-            (
-                sizes.tokens * temporary_in_attention(block, self._execution)
-                + rows * temporary_in_mlp(block, self._execution)
-                for block in known
-            ),
-            default=0,
-        )
+        each = (of_tokens * temporary_in_attention(one, run) + of_rows * temporary_in_mlp(one, run) for one in known)
+        return max(each, default=0)
 
     # -------------------------------------------------------------------------------------------------- kept per token
 
@@ -134,15 +129,9 @@ class Activations:
         return self._bytes_of_inputs(inputs) + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
 
     @cached_property
-    def _kept_per_row(self) -> int:
-        """Bytes kept per row of padded texts."""
-        of_each = list(map(self._block_bytes_per_row, self._shape.distinct_blocks))
-        return sum(of_each[number] for number in self._shape.order[self.setup.options.checkpoints :])
-
-    @cached_property
-    def _most_per_row(self) -> int:
-        """Bytes that a block keeps per row of padded texts, at most."""
-        return max(map(self._block_bytes_per_row, self._shape.distinct_blocks))
+    def _padded_bytes(self) -> list[int]:
+        """Bytes that each block keeps per row of padded texts, in layers whose state restarts at each text."""
+        return [self._block_bytes_per_row(block) for block in self._shape.blocks]
 
     def _block_bytes_per_row(self, block: Block) -> int:
         return 0 if block.kept is None else self._kept(block.kept)[1]

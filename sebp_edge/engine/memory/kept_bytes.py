@@ -1,14 +1,13 @@
 """Measures what autograd keeps of a decoder whose blocks are of no known kind, by running it on "meta".
 
-The model has its own code, its true width, and no weights. What is kept grows with the tokens; attention's scores, which
-grow with their square and which active rows do not keep, are left out.
+The model has its own code, its true width, and no weights. Attention's scores, which grow with the square of the tokens
+and which active rows do not keep, are left out.
 """
 
 from collections import Counter
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.models.shape import Kept
@@ -19,7 +18,7 @@ from sebp_edge.engine.sparse.patches.restarts import OF_PACKED_ROWS, layers_with
 TOKENS = 256
 
 
-def measure_kept(model: PreTrainedModel, *, without_blocks: bool = False) -> tuple[Kept, list[Kept]]:
+def measure_kept(model: nn.Module, *, without_blocks: bool = False) -> tuple[Kept, list[Kept]]:
     """Returns what is kept outside of the blocks of a model on "meta", and in each block, unless these are left out.
 
     Changes the model.
@@ -43,11 +42,10 @@ def measure_kept(model: PreTrainedModel, *, without_blocks: bool = False) -> tup
     of_one_row = meter.read(1)
 
     def kept(block: int | None) -> Kept:
-        of_token, of_row = ([each.get((block, padded), 0) for each in found] for padded in (False, True))
+        by_run = tuple((each.get((block, False), 0), each.get((block, True), 0)) for each in found)
         # A text of one row keeps as much as one of a chunk, or nearly: some of it is not in chunks.
-        num_rows = of_one_row[block, True] / of_row[-1] if of_row[-1] else 1
-        multiple = 1 << max(0, round(num_rows) - 1).bit_length()
-        return Kept((*of_token[:2],), (*of_token[2:],), (*of_row[:2],), (*of_row[2:],), multiple)
+        num_rows = round(of_one_row[block, True] / by_run[-1][1]) if by_run[-1][1] else 1
+        return Kept(by_run, 1 << max(0, num_rows - 1).bit_length())
 
     return kept(None), [kept(block) for block in range(len(blocks_of(model)))]
 
@@ -55,12 +53,15 @@ def measure_kept(model: PreTrainedModel, *, without_blocks: bool = False) -> tup
 class _Meter:
     """Counts the bytes that a model's forward pass keeps, by block, and by whether texts are padded there."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: nn.Module):
         self._model, self._place = model, (None, False)
         for number, block in enumerate(blocks_of(model)):
             self._count_in(block, (number, False))
             for layer in layers_with_state(block):
-                layer.register_forward_pre_hook(_without_packed_rows, with_kwargs=True)
+                layer.register_forward_pre_hook(
+                    lambda _, args, kwargs: (args, {name: kwargs[name] for name in kwargs.keys() - OF_PACKED_ROWS}),
+                    with_kwargs=True,
+                )
                 self._count_in(layer, (number, True))
                 # Projections of its input, and of its output, run on active rows.
                 for child in layer.children():
@@ -91,7 +92,12 @@ class _Meter:
 
         cu_seqlens = torch.tensor([0, tokens], dtype=torch.int32)
         ids_1T = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
-        lengths = {"cu_seq_lens_q": cu_seqlens, "cu_seq_lens_k": cu_seqlens, "max_length_q": tokens, "max_length_k": tokens}
+        lengths = {
+            "cu_seq_lens_q": cu_seqlens,
+            "cu_seq_lens_k": cu_seqlens,
+            "max_length_q": tokens,
+            "max_length_k": tokens,
+        }
         embedding = self._model.get_input_embeddings()
         first = embedding.register_forward_hook(lambda _module, _inputs, out: out.detach().requires_grad_())
         try:
@@ -106,7 +112,3 @@ class _Meter:
             if storage not in own:
                 sizes[place] += tensor.untyped_storage().nbytes()
         return sizes
-
-
-def _without_packed_rows(_module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    return args, {name: value for name, value in kwargs.items() if name not in OF_PACKED_ROWS}

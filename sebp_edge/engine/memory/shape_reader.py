@@ -12,10 +12,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from sebp_edge.engine.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.engine.memory.kept_bytes import measure_kept
+from sebp_edge.engine.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.engine.models.known_models import recall_model, remember_model
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
 from sebp_edge.engine.models.model_shape import shape_of
@@ -51,7 +50,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
 
 
-def _measured(shape: DecoderShape, model: PreTrainedModel) -> DecoderShape:
+def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
     """Adds what the blocks of a decoder keep that runs on active rows; leaves it out if that cannot be measured."""
     try:
         few, layers = copy_of_few_layers(model.config, type(model))

@@ -92,7 +92,8 @@ def values_of(shape: DecoderShape) -> dict:
     """Returns a shape as JSON-ready values, without its name."""
     distinct = shape.distinct_blocks
     blocks = [
-        {"linears": block.linears, "kind": block.kind and block.kind._asdict(), "kept": block.kept} for block in distinct
+        {"linears": block.linears, "kind": block.kind and block.kind._asdict(), "kept": block.kept}
+        for block in distinct
     ]
     sizes = list(dict.fromkeys(shape.linears))
     values = {name: value for name, value in vars(shape).items() if name in DecoderShape.__dataclass_fields__}
@@ -140,4 +141,4 @@ def _kind(values: dict | None) -> BlockKind | None:
 
 
 def _kept(values: list | None) -> Kept | None:
-    return None if values is None else Kept(*map(tuple, values[:-1]), values[-1])
+    return values and Kept(tuple(map(tuple, values[0])), values[1])

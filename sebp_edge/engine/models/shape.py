@@ -54,24 +54,20 @@ class BlockKind(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Bytes that autograd keeps of a part of a decoder, if its numbers have 2 and 4 bytes.
+    """What autograd keeps of a part of a decoder.
 
     Attributes:
-        lora, full: of each token, with an adapter and with all weights trained.
-        lora_padded, full_padded: of each row of padded texts, in layers whose state restarts at each text.
+        by_run: bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with
+            an adapter in 2 and 4 bytes, then with all weights trained.
         multiple: of how many rows these layers take a multiple.
     """
 
-    lora: tuple[int, int]
-    full: tuple[int, int]
-    lora_padded: tuple[int, int]
-    full_padded: tuple[int, int]
+    by_run: tuple[tuple[int, int], ...]
     multiple: int = 1
 
     def of(self, itemsize: int, *, trains_all: bool) -> tuple[int, int]:
         """Returns the bytes of each token and of each padded row."""
-        of_token, of_row = (self.full, self.full_padded) if trains_all else (self.lora, self.lora_padded)
-        return of_token[itemsize // 4], of_row[itemsize // 4]
+        return self.by_run[2 * trains_all + itemsize // 4]
 
 
 @dataclass(frozen=True)
@@ -197,8 +193,8 @@ class DecoderShape(DecoderSizes):
     @cached_property
     def multiple_of_padded(self) -> int:
         """Of how many rows the layers take a multiple whose state restarts at each text; 0 without such layers."""
-        with_states = (block.kept for block in self.distinct_blocks if block.kept and block.kept.full_padded[0])
-        return max((kept.multiple for kept in with_states), default=0)
+        kept = (block.kept for block in self.distinct_blocks if block.kept is not None)
+        return max((each.multiple for each in kept if each.by_run[-1][1]), default=0)
 
     @cached_property
     def linear_parameters(self) -> int:

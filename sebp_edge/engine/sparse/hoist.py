@@ -11,7 +11,7 @@ Shapes: B sequences, T positions, A active rows, C loss rows, D hidden, H heads,
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -112,7 +112,8 @@ class Hoisted(FollowingPatch):
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
-            self._include(CheckpointedBlocks(decoder, self._num_checkpoints, offload=self._offload), self._recomputing)
+            checkpoints = CheckpointedBlocks(decoder, self._num_checkpoints, offload=self._offload)
+            self._include(checkpoints, lambda: self._recomputing(self._restarts.layout))
             if self._check is not None:
                 self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)
@@ -128,7 +129,7 @@ class Hoisted(FollowingPatch):
 
         On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
         """
-        if self._restarts.blocks:
+        if self._restarts.layers:
             return False
         if self._decoder.device.type == "cpu":
             return True
@@ -162,12 +163,9 @@ class Hoisted(FollowingPatch):
         fewer = len(tokens.loss_indices) < len(tokens.input_ids)
         return fewer and self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
 
-    def _recomputing(self) -> AbstractContextManager[None]:
-        """Context in which a block of the present batch is recomputed, only for what it keeps."""
-        return self._recomputing_at(self._restarts.layout)
-
     @contextmanager
-    def _recomputing_at(self, layout: Layout | None) -> Iterator[None]:
+    def _recomputing(self, layout: Layout | None) -> Iterator[None]:
+        """Context in which a block is recomputed, only for what it keeps."""
         with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block(), self._restarts.at(layout):
             yield
 

@@ -46,11 +46,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, tokens: ActiveTokens, lengths: Iterable[int], padding: float = 0.0) -> "Layout":
-        """Lays out the texts of a batch, the longest first, without waiting for a GPU.
-
-        Args:
-            lengths: of each text at least its length, sorted.
-        """
+        """Lays out texts, the longest first, of at most these sorted lengths, without waiting for a GPU."""
         groups, device = lengths_together(lengths), tokens.cu_seqlens.device
         begins, num_padded = [], 0
         for B, T in groups:
@@ -63,68 +59,49 @@ class Layout(NamedTuple):
         texts_A = torch.searchsorted(tokens.cu_seqlens[1:], rows_A, right=True)
         return cls(groups, rows_A + (begins_S - tokens.cu_seqlens[:-1])[texts_A], padding)
 
-    @property
-    def num_rows(self) -> int:
-        return sum(B * T for B, T in self.groups)
-
     def pad(self, rows_1A: Tensor) -> list[Tensor]:
         """The padded texts of each group, [B, T, ...]."""
-        rows_P = _Put.apply(rows_1A.squeeze(0), self.places_A, self.num_rows, self.padding)
-        parts = rows_P.split([B * T for B, T in self.groups])
-        return [part.unflatten(0, group) for part, group in zip(parts, self.groups, strict=True)]
+        sizes = [B * T for B, T in self.groups]
+        rows_P = _Move.apply(rows_1A.squeeze(0), self.places_A, sum(sizes), self.padding)
+        return [part.unflatten(0, group) for part, group in zip(rows_P.split(sizes), self.groups, strict=True)]
 
     def unpad(self, padded: Iterable[Tensor]) -> Tensor:
         """The active rows of padded texts, [1, A, ...]."""
-        return _Take.apply(torch.cat([part.flatten(0, 1) for part in padded]), self.places_A)[None]
+        return _Move.apply(torch.cat([part.flatten(0, 1) for part in padded]), self.places_A, None)[None]
 
 
-class _Put(torch.autograd.Function):
-    """Rows at their places among others; torch's own operations would keep the rows."""
-
-    @staticmethod
-    def forward(ctx, rows_A, places_A, num_rows, padding):
-        ctx.places_A = places_A
-        return rows_A.new_full((num_rows, *rows_A.shape[1:]), padding).index_copy_(0, places_A, rows_A)
+class _Move(torch.autograd.Function):
+    """Puts rows at their places among others, or takes them from there; torch's own operations would keep the rows."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, dout_P):
-        return dout_P.index_select(0, ctx.places_A), None, None, None
-
-
-class _Take(torch.autograd.Function):
-    """The transpose of `_Put`; each row has another place, so no sum is needed."""
-
-    @staticmethod
-    def forward(ctx, rows_P, places_A):
-        ctx.places_A, ctx.num_rows = places_A, len(rows_P)
-        return rows_P.index_select(0, places_A)
+    def forward(ctx, rows, places_A, num_rows, padding=0.0):
+        ctx.places_A, ctx.num_rows = places_A, len(rows) if num_rows is None else None
+        if num_rows is None:
+            return rows.index_select(0, places_A)
+        return rows.new_full((num_rows, *rows.shape[1:]), padding).index_copy_(0, places_A, rows)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout_A):
-        dout_P = dout_A.new_zeros(ctx.num_rows, *dout_A.shape[1:])
-        return dout_P.index_copy_(0, ctx.places_A, dout_A), None
+    def backward(ctx, dout):
+        return _Move.apply(dout, ctx.places_A, ctx.num_rows), None, None, None
 
 
 class Restarts(Patch):
     """Handle of one decoder's layers whose state restarts at each text.
 
     Attributes:
-        blocks: those that have such layers.
+        layers: these layers.
         layout: where the texts of the present batch lie; None outside of one.
     """
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
-        found = {block: list(layers_with_state(block)) for block in blocks_of(decoder)}
-        self.blocks = [block for block, layers in found.items() if layers]
-        self._layers = [layer for layers in found.values() for layer in layers]
+        self.layers = [layer for block in blocks_of(decoder) for layer in layers_with_state(block)]
         self.layout: Layout | None = None
 
     def attach(self) -> None:
         """Replaces the forwards of the layers and of their projections; each replacement calls the present forward."""
-        for layer in self._layers:
+        for layer in self.layers:
             replacement = _PerText(self, layer)
             for child in layer.children():
                 if isinstance(getattr(child, "base_layer", child), nn.Linear):
@@ -142,7 +119,7 @@ class Restarts(Patch):
 
     def layout_of(self, tokens: ActiveTokens, padding: float = 0.0) -> Layout | None:
         """The layout of a batch; None if no layer needs it. On a GPU its groups follow from the sizes alone."""
-        if not self._layers:
+        if not self.layers:
             return None
         lengths_S = tokens.cu_seqlens.diff()
         if lengths_S.device.type == "cpu":
