@@ -93,42 +93,36 @@ def _shrink(config: PretrainedConfig, head_size: int) -> None:
 
 
 def _with_few_layers(config: PretrainedConfig, *, is_small: bool = False) -> tuple[PretrainedConfig, tuple[int, ...]]:
-    """Returns a copy of the config with the first layer of each kind, and which of them each of its layers is like."""
-    # What differs between layers, by name.
-    names = sorted(getattr(config, "per_layer_attributes", None) or ())
-    of_layers = list(config.per_layer_config) if names else [config] * config.num_hidden_layers
-    few, head_size = copy.deepcopy(config), min(head_sizes_of(config), default=HEAD_SIZE)
-    if names:
-        few.per_layer_config = None
-    chosen, layers = _cut_layers(few, [str([getattr(each, name) for name in names]) for each in of_layers])
-    for each in (few, *(of_layers if names else ())) if is_small else ():
-        _shrink(each, head_size)
-    if names:
-        own = ({name: getattr(of_layers[layer], name) for name in names} for layer in chosen)
-        few.per_layer_config = dict(enumerate(own))
-    return few, layers
-
-
-def _cut_layers(config: PretrainedConfig, own: list[str]) -> tuple[list[int], tuple[int, ...]]:
     """Keeps the first layer of each kind, or two layers if there is only one kind.
 
-    Layers are of one kind if the config's per-layer lists and their own values are the same for them, and all or none
-    read another layer's keys and values.
+    Layers are of one kind if the config's per-layer lists and values are the same for them, and all or none read
+    another layer's keys and values.
 
-    Returns the layers that are kept, and for each layer of the decoder the index of the copy's layer of the same kind.
+    Returns the config, and for each layer of the decoder the index of the copy's layer of the same kind.
     """
-    number, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", None) or 0
-    lists = {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == number}
-    are_shared = [layer >= number - shared for layer in range(number)]
-    kinds = list(zip(are_shared, own, *lists.values(), strict=True))
+    few, number = copy.deepcopy(config), config.num_hidden_layers
+    names = sorted(getattr(config, "per_layer_attributes", None) or ())
+    of_layers = list(config.per_layer_config) if names else []
+    lists = {name: value for name, value in vars(few).items() if isinstance(value, list) and len(value) == number}
+    values = [str([getattr(each, name) for name in names]) for each in of_layers or [config] * number]
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    kinds = list(zip([layer >= number - shared for layer in range(number)], values, *lists.values(), strict=True))
     first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     chosen = first if len(first) > 1 else first * 2
-    config.num_hidden_layers = len(chosen)
+    if names:
+        few.per_layer_config = None
+    few.num_hidden_layers = len(chosen)
     if shared:
-        config.num_kv_shared_layers = sum(are_shared[layer] for layer in chosen)
+        few.num_kv_shared_layers = sum(layer >= number - shared for layer in chosen)
     for name, value in lists.items():
-        setattr(config, name, [value[layer] for layer in chosen])
-    return chosen, tuple(first.index(kinds.index(kind)) for kind in kinds)
+        setattr(few, name, [value[layer] for layer in chosen])
+    for each in (few, *of_layers) if is_small else ():
+        _shrink(each, min(head_sizes_of(config), default=HEAD_SIZE))
+    if names:
+        few.per_layer_config = {
+            place: {name: getattr(of_layers[layer], name) for name in names} for place, layer in enumerate(chosen)
+        }
+    return few, tuple(first.index(kinds.index(kind)) for kind in kinds)
 
 
 def _cut_experts(config: PretrainedConfig) -> None:

@@ -2,7 +2,7 @@
 
 Scattering after one layer and gathering before the next cancel out, so the padded batch [B, T] becomes one row of A
 tokens, [1, A]: every layer, the loss and the backward pass see no padding. Losses and gradients equal the padded ones
-if the model works row by row except in its attention; `hoist_if_exact` tries that.
+if the model works row by row except in its attention and in `restarts`; `hoist_if_exact` tries that.
 
 Only transformers' own extension points are used: a registered attention function, and keywords of the model's call.
 The attention function is the only state outside of the model; it is a pure function of its arguments.
