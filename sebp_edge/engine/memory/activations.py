@@ -69,7 +69,8 @@ class Activations:
         loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
         peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
         if self.setup.options.checkpoints:
-            recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * max(self._padded_bytes)
+            of_rows = map(self._padded_bytes, self._shape.distinct_blocks)
+            recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * max(of_rows)
             peaks.append(recomputed + backward + waiting_gradient)
         return Peak(max(peaks) - loss - head, loss + head)
 
@@ -81,7 +82,9 @@ class Activations:
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
         of_loss = kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
-        padded = self._padded_rows(sizes) * sum(self._padded_bytes[self.setup.options.checkpoints :])
+        padded = self._padded_rows(sizes) * sum(
+            map(self._padded_bytes, self._shape.blocks[self.setup.options.checkpoints :])
+        )
         return sizes.tokens * self._kept_per_token + padded + of_loss
 
     def widest(self, sizes: Bucket) -> int:
@@ -128,16 +131,12 @@ class Activations:
         inputs = max_inputs_on_device(options.checkpoints, offload=options.offload)
         return self._bytes_of_inputs(inputs) + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
 
-    @cached_property
-    def _padded_bytes(self) -> list[int]:
-        """Bytes that each block keeps per row of padded texts, in layers whose state restarts at each text."""
-        return [self._block_bytes_per_row(block) for block in self._shape.blocks]
-
-    def _block_bytes_per_row(self, block: Block) -> int:
+    def _padded_bytes(self, block: Block) -> int:
+        """Bytes that a block keeps per row of padded texts, in layers whose state restarts at each text."""
         return 0 if block.kept is None else self._kept(block.kept)[1]
 
     def _kept(self, kept: Kept) -> tuple[int, int]:
-        return kept.of(self.setup.itemsize, trains_all=self._execution.trains_all)
+        return kept.by_run[2 * self._execution.trains_all + self.setup.itemsize // 4]
 
     def _padded_rows(self, sizes: Bucket) -> int:
         """Rows of padded texts, in layers whose state restarts at each text; 0 without these."""
@@ -188,7 +187,7 @@ class Activations:
     def _backward_of(self, block: Block, sizes: Bucket) -> int:
         if block.kind is None:
             widest = max(map(max, block.linears.values()), default=0)
-            of_states = self._padded_rows(sizes) * self._block_bytes_per_row(block)
+            of_states = self._padded_rows(sizes) * self._padded_bytes(block)
             return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self.setup.options.chunked_blocks:

@@ -55,6 +55,8 @@ class _Meter:
 
     def __init__(self, model: nn.Module):
         self._model, self._place = model, (None, False)
+        # So that all blocks alike pass a gradient on.
+        model.get_input_embeddings().register_forward_hook(lambda _, _inputs, out: out.detach().requires_grad_())
         for number, block in enumerate(blocks_of(model)):
             self._count_in(block, (number, False))
             for layer in layers_with_state(block):
@@ -90,23 +92,12 @@ class _Meter:
             kept.setdefault(tensor.untyped_storage()._cdata, (tensor, self._place))
             return tensor
 
-        cu_seqlens = torch.tensor([0, tokens], dtype=torch.int32)
+        begins = torch.tensor([0, tokens], dtype=torch.int32)
         ids_1T = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
-        lengths = {
-            "cu_seq_lens_q": cu_seqlens,
-            "cu_seq_lens_k": cu_seqlens,
-            "max_length_q": tokens,
-            "max_length_k": tokens,
-        }
-        embedding = self._model.get_input_embeddings()
-        first = embedding.register_forward_hook(lambda _module, _inputs, out: out.detach().requires_grad_())
-        try:
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                self._model.base_model(
-                    input_ids=ids_1T, position_ids=ids_1T, attention_mask=None, use_cache=False, **lengths
-                )
-        finally:
-            first.remove()
+        packed = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), begins)
+        packed |= dict.fromkeys(("max_length_q", "max_length_k"), tokens)
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            self._model.base_model(input_ids=ids_1T, position_ids=ids_1T, use_cache=False, **packed)
         sizes = Counter()
         for storage, (tensor, place) in kept.items():
             if storage not in own:

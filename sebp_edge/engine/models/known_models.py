@@ -114,12 +114,9 @@ def shape_from(values: dict, name: str) -> DecoderShape:
     try:
         sizes = list(map(LinearShape._make, known.linears["sizes"]))
         distinct = [
-            Block(
-                {path: LinearShape._make(size) for path, size in one["linears"].items()},
-                _kind(one["kind"]),
-                _kept(one.get("kept")),
-            )
+            Block(dict(zip(one["linears"], map(LinearShape._make, one["linears"].values()), strict=True)), kind, kept)
             for one in known.blocks["distinct"]
+            for kind, kept in [(_kind(one["kind"]), _kept(one.get("kept")))]
         ]
     except (TypeError, AttributeError) as error:
         raise ValueError("these are not the values of a shape") from error

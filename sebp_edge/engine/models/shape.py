@@ -65,10 +65,6 @@ class Kept(NamedTuple):
     by_run: tuple[tuple[int, int], ...]
     multiple: int = 1
 
-    def of(self, itemsize: int, *, trains_all: bool) -> tuple[int, int]:
-        """Returns the bytes of each token and of each padded row."""
-        return self.by_run[2 * trains_all + itemsize // 4]
-
 
 @dataclass(frozen=True)
 class Block:

@@ -86,13 +86,9 @@ def most_lengths(tokens: int, sequences: int, longest: int) -> list[int]:
 
 
 def lengths_together(lengths: Iterable[int]) -> list[tuple[int, int]]:
-    """Groups sequences that are padded to the longest of their group, less than twice their own length.
+    """Groups sequences, the longest first, that are padded to less than twice their own length.
 
-    Args:
-        lengths: of the sequences, the longest first.
-
-    Returns:
-        For each group the number of its sequences, and its padded length; empty sequences are in no group.
+    Returns the number of sequences and the padded length of each group; empty sequences are in none.
     """
     groups: list[tuple[int, int]] = []
     for length in lengths:
