@@ -112,7 +112,7 @@ def operations_of_a_gpu():
         yield
 
 
-def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: int = 0, most: float = 1.08):
+def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: int = 0, least=0.99, most=1.08):
     shape = shape_of(model.config, tmp_path)
     assert shape.is_hoisted
     itemsize = model.dtype.itemsize
@@ -124,7 +124,7 @@ def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: in
         tokens = some_tokens(7, 41)
         saved = bytes_saved_by_autograd(model, hoisted, tokens)
     predicted = Activations(setup).kept(tokens.sizes)
-    assert 0.99 * saved < predicted < most * saved
+    assert least * saved < predicted < most * saved
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -163,8 +163,10 @@ OF_NO_KNOWN_KIND = {
 def test_what_blocks_of_no_known_kind_keep_is_measured(family, checkpoints, recipe, tmp_path):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | HEADS | OF_NO_KNOWN_KIND[family]))
-    # Linear attention is counted in whole chunks, though some of it is not in chunks.
-    check_kept(model, recipe, tmp_path, checkpoints=checkpoints, most=1.25 if family == "qwen3_5_text" else 1.08)
+    # A convolution keeps two rows more than its text has. Linear attention is counted in whole chunks, though some of it
+    # is not in chunks.
+    least, most = {"lfm2": (0.97, 1.08), "qwen3_5_text": (0.99, 1.25)}.get(family, (0.99, 1.08))
+    check_kept(model, recipe, tmp_path, checkpoints=checkpoints, least=least, most=most)
 
 
 def test_the_rows_of_padded_texts_are_counted():
