@@ -162,9 +162,10 @@ OF_NO_KNOWN_KIND = {
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_what_blocks_of_no_known_kind_keep_is_measured(family, checkpoints, recipe, tmp_path):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | HEADS | OF_NO_KNOWN_KIND[family]))
-    # A convolution keeps two rows more than its text has. Linear attention is counted in whole chunks, though some of it
-    # is not in chunks.
+    config = AutoConfig.for_model(family, **SIZES | HEADS | OF_NO_KNOWN_KIND[family])
+    model = AutoModelForCausalLM.from_config(config)
+    # A convolution keeps two rows more than a text has. Linear attention is counted in whole chunks, though some of it is
+    # not in chunks.
     least, most = {"lfm2": (0.97, 1.08), "qwen3_5_text": (0.99, 1.25)}.get(family, (0.99, 1.08))
     check_kept(model, recipe, tmp_path, checkpoints=checkpoints, least=least, most=most)
 
