@@ -62,7 +62,9 @@ MODELS = {
         Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
     ),
     "phi3": lambda: make_model(Phi3Config(**SIZES, **no_defaults())),
-    # Their states must restart at each text.
+}
+# Their states must restart at each text.
+WITH_STATES = {
     "lfm2": lambda: make_model(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"], conv_L_cache=3)),
     "qwen3.5": lambda: make_model(Qwen3_5TextConfig(**SIZES, head_dim=8, **LINEAR)),
 }

@@ -7,7 +7,7 @@ import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, with_lora
 from builders import IGNORE, SIZES, hoist
-from model_families import LINEAR, MODELS, make_model
+from model_families import LINEAR, WITH_STATES, make_model
 from pairwise import pairwise
 from transformers import (
     BambaConfig,
@@ -28,8 +28,8 @@ MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk
 NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16}
 WITHOUT_LAYERS = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
 FAMILIES = {
-    "lfm2": MODELS["lfm2"],
-    "qwen3.5": MODELS["qwen3.5"],
+    "lfm2": WITH_STATES["lfm2"],
+    "qwen3.5": WITH_STATES["qwen3.5"],
     "qwen3-next": lambda: make_model(Qwen3NextConfig(**SIZES, head_dim=8, **LINEAR, mlp_only_layers=[0, 1])),
     "recurrent-gemma": lambda: make_model(RecurrentGemmaConfig(**SIZES | {"num_hidden_layers": 3}, lru_width=32)),
     "falcon-h1": lambda: make_model(FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=64)),

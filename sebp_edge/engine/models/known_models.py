@@ -40,7 +40,7 @@ class _ShapeValues(DecoderSizes):
 
     linears: dict
     blocks: dict
-    kept_outside: list | None = None
+    kept_outside: dict | None = None
 
 
 def recall_model(reference: ModelReference) -> KnownModel | None:
@@ -92,7 +92,11 @@ def values_of(shape: DecoderShape) -> dict:
     """Returns a shape as JSON-ready values, without its name."""
     distinct = shape.distinct_blocks
     blocks = [
-        {"linears": block.linears, "kind": block.kind and block.kind._asdict(), "kept": block.kept}
+        {
+            "linears": block.linears,
+            "kind": block.kind and block.kind._asdict(),
+            "kept": block.kept and block.kept._asdict(),
+        }
         for block in distinct
     ]
     sizes = list(dict.fromkeys(shape.linears))
@@ -101,6 +105,7 @@ def values_of(shape: DecoderShape) -> dict:
     return values | {
         "linears": {"sizes": sizes, "order": [sizes.index(linear) for linear in shape.linears]},
         "blocks": {"distinct": blocks, "order": shape.order},
+        "kept_outside": shape.kept_outside and shape.kept_outside._asdict(),
     }
 
 
@@ -137,5 +142,5 @@ def _kind(values: dict | None) -> BlockKind | None:
     return BlockKind(**{name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
 
 
-def _kept(values: list | None) -> Kept | None:
-    return values and Kept(tuple(map(tuple, values[0])), values[1])
+def _kept(values: dict | None) -> Kept | None:
+    return values and Kept(tuple(map(tuple, values["by_run"])), values["multiple"])
