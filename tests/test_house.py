@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_510
+MAX_LINES = 52_507
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_603,
     "ask": 1_297,
@@ -63,11 +63,11 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_824,
-    "engine.models": 4_795,
+    "engine.memory": 1_821,
+    "engine.models": 4_798,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_714,
-    "engine.sparse.patches": 2_718,
+    "engine.sparse.patches": 2_715,
     "engine.sparse.rows": 1_240,
     "engine.training": 4_168,
     "export": 1_969,

@@ -164,8 +164,7 @@ def test_what_blocks_of_no_known_kind_keep_is_measured(family, checkpoints, reci
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SIZES | HEADS | OF_NO_KNOWN_KIND[family])
     model = AutoModelForCausalLM.from_config(config)
-    # A convolution keeps two rows more than a text has. Linear attention is counted in whole chunks, which not all of it
-    # has.
+    # A convolution keeps two rows more than a text has, and not all of linear attention is in chunks.
     least, most = {"lfm2": (0.97, 1.08), "qwen3_5_text": (0.99, 1.25)}.get(family, (0.99, 1.08))
     check_kept(model, recipe, tmp_path, checkpoints=checkpoints, least=least, most=most)
 

@@ -21,10 +21,7 @@ TOKENS = 256
 def measure_kept(model: nn.Module, *, without_blocks: bool = False) -> tuple[Kept, list[Kept]]:
     """Returns what is kept outside of the blocks of a model on "meta", and in each block, unless these are left out.
 
-    Changes the model.
-
-    Raises:
-        RuntimeError, ValueError: its code reads numbers.
+    Changes the model. Raises errors of its code, if that reads numbers.
     """
     model.set_attn_implementation(ATTENTION)
     meter, found = _Meter(model), []

@@ -96,9 +96,7 @@ def _with_few_layers(config: PretrainedConfig, *, is_small: bool = False) -> tup
     """Keeps the first layer of each kind, or two layers if there is only one kind.
 
     Layers are of one kind if the config's per-layer lists and values are the same for them, and all or none read
-    another layer's keys and values.
-
-    Returns the config, and for each layer of the decoder the index of the copy's layer of the same kind.
+    another's keys and values. Returns the config, and for each layer the index of the copy's layer of its kind.
     """
     few, number = copy.deepcopy(config), config.num_hidden_layers
     names = sorted(getattr(config, "per_layer_attributes", None) or ())

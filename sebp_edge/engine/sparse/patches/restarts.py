@@ -137,10 +137,7 @@ def layers_with_state(module: nn.Module) -> Iterator[nn.Module]:
 
 
 class _PerText:
-    """Replacement of one layer's `forward`.
-
-    The projection that gives its output is found once, and returns its input from then on.
-    """
+    """Replacement of one layer's `forward`; once found, the projection that gives its output returns its input."""
 
     def __init__(self, restarts: Restarts, layer: nn.Module):
         self._restarts, self._layer, self._forward = restarts, layer, forward_of(layer)
