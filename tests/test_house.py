@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_522
+MAX_LINES = 52_983
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
@@ -63,12 +63,12 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_066,
     "engine": 9,
-    "engine.memory": 1_679,
-    "engine.models": 4_684,
+    "engine.memory": 1_823,
+    "engine.models": 4_754,
     "engine.models.gguf": 1_168,
-    "engine.sparse": 1_702,
-    "engine.sparse.patches": 2_486,
-    "engine.sparse.rows": 1_215,
+    "engine.sparse": 1_714,
+    "engine.sparse.patches": 2_696,
+    "engine.sparse.rows": 1_240,
     "engine.training": 4_161,
     "export": 1_967,
     "lessons": 2_285,

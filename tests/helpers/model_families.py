@@ -11,11 +11,13 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    Lfm2Config,
     MistralConfig,
     OPTConfig,
     Phi3Config,
     PhiConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     RecurrentGemmaConfig,
     RobertaConfig,
@@ -33,6 +35,13 @@ def make_model(config, attention="sdpa"):
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 MODELS = {
     "llama": make_llama,
     "qwen3": lambda: make_model(Qwen3Config(**SIZES, **no_defaults(), head_dim=8)),
@@ -53,6 +62,11 @@ MODELS = {
         Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"])
     ),
     "phi3": lambda: make_model(Phi3Config(**SIZES, **no_defaults())),
+}
+# Their states must restart at each text.
+WITH_STATES = {
+    "lfm2": lambda: make_model(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"], conv_L_cache=3)),
+    "qwen3.5": lambda: make_model(Qwen3_5TextConfig(**SIZES, head_dim=8, **LINEAR)),
 }
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}

@@ -11,6 +11,8 @@ from sebp_edge.errors import ModelError
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 HUB_IDS = {
+    "lfm2-350m": "LiquidAI/LFM2-350M",
+    "lfm2-1.2b": "LiquidAI/LFM2-1.2B",
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.2-1b-instruct": "meta-llama/Llama-3.2-1B-Instruct",
     "llama-3.2-3b": "meta-llama/Llama-3.2-3B",

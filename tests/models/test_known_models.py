@@ -12,7 +12,7 @@ import pytest
 import torch
 from command import records, run
 from known_shapes import configs
-from model_families import MODELS
+from model_families import MODELS, WITH_STATES
 
 from sebp_edge import Personalizer
 from sebp_edge.basics.stopping import StopSignal
@@ -68,9 +68,9 @@ def test_the_models_with_short_names_are_known():
         assert abs(known.shape.parameters / 1e9 - CATALOG[name].parameters) < 0.001
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", MODELS | WITH_STATES)
 def test_a_shape_survives_json(family, tmp_path):
-    MODELS[family]().config.save_pretrained(tmp_path)
+    (MODELS | WITH_STATES)[family]().config.save_pretrained(tmp_path)
     shape = read_shape(resolve_config(tmp_path))
     assert shape_from(json.loads(json.dumps(values_of(shape))), shape.name) == shape
 

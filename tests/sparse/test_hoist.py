@@ -4,7 +4,7 @@ import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch, record_inputs, with_lora
 from builders import batch_losses, hoist, make_examples, make_llama, row_losses
-from model_families import MODELS
+from model_families import MODELS, WITH_STATES
 from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
 from teachers import losses_of, taught
@@ -14,9 +14,9 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.research import RowPlan, Sparsified
 
 
-@pairwise(family=MODELS.keys(), adapt=["full", "lora"], prompt=[5, 0], level=[hoist, Sparsified])
+@pairwise(family=(MODELS | WITH_STATES).keys(), adapt=["full", "lora"], prompt=[5, 0], level=[hoist, Sparsified])
 def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, level):
-    model = MODELS[family]().double()
+    model = (MODELS | WITH_STATES)[family]().double()
     if adapt == "lora":
         model = with_lora(model)
     batch = padded_batch(prompt=prompt)

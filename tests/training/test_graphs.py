@@ -18,7 +18,7 @@ from builders import (
     schedule_of,
 )
 from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner, make_learners_eager
-from model_families import MODELS
+from model_families import MODELS, WITH_STATES
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
@@ -50,12 +50,12 @@ def gradients(learner, micro_batches):
     return float(learner.plain._loss), found
 
 
-@pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
+@pytest.mark.parametrize("family", [name for name in MODELS | WITH_STATES if name != "gemma2"])
 @pytest.mark.parametrize("prompt", [0, 6])
 def test_gradients_equal_the_eager_ones(family, prompt):
     examples = make_examples([31, 2, 17, 64, 5, 40], prompt)
     micro_batches = [examples[:3], examples[3:4], examples[4:]]
-    adapted = LoraAdaptation(MODELS[family]())
+    adapted = LoraAdaptation((MODELS | WITH_STATES)[family]())
     with make_learner(adapted, examples) as learner:
         assert learner.plain.graphs is not None
         learner.lay_out(schedule_of(learner, [micro_batches]))

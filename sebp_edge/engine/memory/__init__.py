@@ -2,10 +2,12 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-Before anything is loaded, in reading order; only shape_reader, this_machine and refusal import torch:
+Before anything is loaded, in reading order; only shape_reader, kept_bytes, this_machine and refusal
+import torch:
 
 memory_options  what a training holds in memory at once
 shape_reader    reads a decoder's shape, and how its blocks run, from its config (types: `models.shape`)
+kept_bytes      measures what blocks of no known kind keep
 setup           shape, recipe, device and options together
 activations     predicts the memory of one micro-batch, as the sum of what each patch in `sparse.patches` predicts
 footprint       the memory of the whole training, by purpose

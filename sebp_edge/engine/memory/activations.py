@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sebp_edge.engine.memory.setup import TrainingSetup
-from sebp_edge.engine.models.shape import Block, DecoderShape
+from sebp_edge.engine.models.shape import Block, DecoderShape, Kept
 from sebp_edge.engine.sparse.patches.counts import (
     FP32,
     Execution,
@@ -69,7 +69,9 @@ class Activations:
         loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
         peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
         if self.setup.options.checkpoints:
-            peaks.append(sizes.tokens * self._recomputed_per_token + backward + waiting_gradient)
+            of_rows = map(self._padded_bytes, self._shape.distinct_blocks)
+            recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * max(of_rows)
+            peaks.append(recomputed + backward + waiting_gradient)
         return Peak(max(peaks) - loss - head, loss + head)
 
     def evaluation(self, sizes: Bucket) -> Peak:
@@ -79,24 +81,29 @@ class Activations:
 
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
-        return sizes.tokens * self._kept_per_token + kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
+        of_loss = kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
+        padded = self._padded_rows(sizes) * sum(
+            map(self._padded_bytes, self._shape.blocks[self.setup.options.checkpoints :])
+        )
+        return sizes.tokens * self._kept_per_token + padded + of_loss
 
     def widest(self, sizes: Bucket) -> int:
         """Returns the size of the widest tensor: gate and up, or queries, keys and values, or logits."""
         rows = self._mlp_rows(sizes.tokens)
         numbers = [self._logits(sizes)]
         for block in self._shape.distinct_blocks:
-            numbers += [rows * block.gate_and_up, sizes.tokens * (block.queries + 2 * block.keys)]
+            if block.kind is None:
+                numbers.append(sizes.tokens * max(linear.outputs for linear in block.linears.values()))
+            else:
+                numbers += [rows * block.gate_and_up, sizes.tokens * (block.queries + 2 * block.keys)]
         return self.setup.itemsize * max(numbers)
 
     def temporary(self, sizes: Bucket) -> int:
         """Returns the bytes that a model family's own code allocates and frees within a block."""
-        rows = self._mlp_rows(sizes.tokens)
-        return max(
-            sizes.tokens * temporary_in_attention(block, self._execution)
-            + rows * temporary_in_mlp(block, self._execution)
-            for block in self._shape.distinct_blocks
-        )
+        of_tokens, of_rows, run = sizes.tokens, self._mlp_rows(sizes.tokens), self._execution
+        known = (block for block in self._shape.distinct_blocks if block.kind is not None)
+        each = (of_tokens * temporary_in_attention(one, run) + of_rows * temporary_in_mlp(one, run) for one in known)
+        return max(each, default=0)
 
     # -------------------------------------------------------------------------------------------------- kept per token
 
@@ -115,10 +122,24 @@ class Activations:
         inputs = max_inputs_on_device(options.checkpoints, offload=options.offload)
         return self._bytes_of_inputs(inputs) + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
 
+    def _padded_bytes(self, block: Block) -> int:
+        """Bytes that a block keeps per row of padded texts, in layers whose state restarts at each text."""
+        return 0 if block.kept is None else self._kept(block.kept)[1]
+
+    def _kept(self, kept: Kept) -> tuple[int, int]:
+        return kept.by_run[2 * self._execution.trains_all + self.setup.itemsize // 4]
+
+    def _padded_rows(self, sizes: Bucket) -> int:
+        """Rows of padded texts, in layers whose state restarts at each text; 0 without these."""
+        multiple = self._shape.multiple_of_padded
+        return sizes.padded_rows(multiple, with_filler=self.setup.on_gpu) if multiple else 0
+
     def _bytes_of_inputs(self, number: int) -> int:
         return self.setup.itemsize * number * self._shape.hidden
 
     def _block_bytes_per_token(self, block: Block) -> int:
+        if block.kept is not None:
+            return self._kept(block.kept)[0] + kept_by_lora(len(block.linears), self._execution)
         if block.kind is None:
             numbers = sum(map(sum, block.linears.values())) + 4 * self._shape.hidden
             return self.setup.itemsize * numbers + FP32 * 2 + kept_by_lora(len(block.linears), self._execution)
@@ -142,6 +163,8 @@ class Activations:
         blocks with a window and for those without.
         """
         shape, itemsize = self._shape, self.setup.itemsize
+        if shape.kept_outside is not None:
+            return self._kept(shape.kept_outside)[0]
         states = (1 if self.setup.is_lora else 2) * shape.hidden
         of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._execution)
         return itemsize * (states + 4 * shape.head_size) + of_norm
@@ -155,7 +178,8 @@ class Activations:
     def _backward_of(self, block: Block, sizes: Bucket) -> int:
         if block.kind is None:
             widest = max(map(max, block.linears.values()), default=0)
-            return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden)
+            of_states = self._padded_rows(sizes) * self._padded_bytes(block)
+            return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self.setup.options.chunked_blocks:
             attention = backward_of_attention(block, head_size, sizes, self._execution, heads_in_groups=True)

@@ -13,12 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sebp_edge.engine.memory.kept_bytes import measure_kept
 from sebp_edge.engine.models.architecture import blocks_of, is_linear, is_norm
 from sebp_edge.engine.models.known_models import recall_model, remember_model
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
 from sebp_edge.engine.models.model_shape import shape_of
 from sebp_edge.engine.models.shape import BlockKind, DecoderShape
-from sebp_edge.engine.models.small_copy import small_copy
+from sebp_edge.engine.models.small_copy import copy_of_few_layers, small_copy
 from sebp_edge.engine.sparse.copy_trial import copy_mismatch
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.agreement import FAILURES
@@ -43,8 +44,21 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     if not kinds or len(kinds) != len(blocks):
         return shape
     known = [kind if names == _names(block) else None for block, (names, kind) in zip(blocks, kinds, strict=True)]
+    if None in known:
+        return _measured(shape, model)
     pairs = zip(shape.blocks, known, strict=True)
     return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
+
+
+def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
+    """Adds what the blocks of a decoder keep that runs on active rows; leaves it out if that cannot be measured."""
+    try:
+        few, layers = copy_of_few_layers(model.config, type(model))
+        of_blocks, outside = measure_kept(few)[1], measure_kept(model, without_blocks=True)[0]
+    except FAILURES:
+        return shape
+    blocks = (replace(block, kept=of_blocks[layer]) for block, layer in zip(shape.blocks, layers, strict=True))
+    return replace(shape, blocks=tuple(blocks), kept_outside=outside)
 
 
 def keep_shape(reference: ModelReference) -> None:
@@ -111,6 +125,8 @@ class _CallRecorder:
             return None
         first_layers = {*attention[:-1], *mlp[:-1]}
         attention_prefix = attention[-1].rpartition(".")[0] + "."
+        if not all(path.startswith(attention_prefix) for path in attention):
+            return None
         norms = [path for path in dict(self._norm_calls()) if not path.startswith(attention_prefix)]
         outputs = {gave.data_ptr() for path, _, gave in self._calls if path in norms}
         read_by_norms = {read.data_ptr() for path, read, _ in self._calls if path in norms}

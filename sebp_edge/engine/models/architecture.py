@@ -107,9 +107,17 @@ def num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def head_sizes_of(config: PretrainedConfig) -> set[int]:
+    """Returns the sizes of the attention heads of a decoder's layers from its config; empty if it has no attention."""
+    layers = config.per_layer_config if getattr(config, "per_layer_attributes", None) else [config]
+    heads = [getattr(layer, "num_attention_heads", None) for layer in layers]
+    pairs = zip(layers, heads, strict=True)
+    return {getattr(layer, "head_dim", None) or layer.hidden_size // number for layer, number in pairs if number}
+
+
 def head_size_of(config: PretrainedConfig) -> int:
-    """Returns the size of one attention head from a decoder's config."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Returns the size of one attention head from a decoder's config, the largest if layers differ; 0 without any."""
+    return max(head_sizes_of(config), default=0)
 
 
 def first_module_after_attention(block: nn.Module | None) -> nn.Module | None:

@@ -40,6 +40,8 @@ CATALOG = {
     "qwen3-0.6b": CatalogEntry("Qwen/Qwen3-0.6B", 0.596, "Apache-2.0", "instruct"),
     "qwen3-1.7b": CatalogEntry("Qwen/Qwen3-1.7B", 1.721, "Apache-2.0", "instruct"),
     "qwen3-4b": CatalogEntry("Qwen/Qwen3-4B", 4.022, "Apache-2.0", "instruct"),
+    "lfm2-350m": CatalogEntry("LiquidAI/LFM2-350M", 0.354, "LFM1.0", "instruct"),
+    "lfm2-1.2b": CatalogEntry("LiquidAI/LFM2-1.2B", 1.170, "LFM1.0", "instruct"),
     "llama-3.2-1b": CatalogEntry("meta-llama/Llama-3.2-1B", 1.236, "Llama 3.2", "base, gated", "smollm2-1.7b"),
     "llama-3.2-1b-instruct": CatalogEntry(
         "meta-llama/Llama-3.2-1B-Instruct", 1.236, "Llama 3.2", "instruct, gated", "qwen3-1.7b"

@@ -19,7 +19,7 @@ from sebp_edge.engine.models.catalog import DEFAULT_MODEL, bundled_config
 from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.engine.models.hub_cache import cached_folder
 from sebp_edge.engine.models.known_tokenizer import KnownTokenizer, TokenizerFacts
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, LinearShape
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, DecoderSizes, Kept, LinearShape
 from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
 
 BUNDLED = Path(__file__).parent / "configs" / "shapes.json"
@@ -40,6 +40,7 @@ class _ShapeValues(DecoderSizes):
 
     linears: dict
     blocks: dict
+    kept_outside: dict | None = None
 
 
 def recall_model(reference: ModelReference) -> KnownModel | None:
@@ -90,13 +91,21 @@ def _file_of(reference: ModelReference) -> Path | None:
 def values_of(shape: DecoderShape) -> dict:
     """Returns a shape as JSON-ready values, without its name."""
     distinct = shape.distinct_blocks
-    blocks = [{"linears": block.linears, "kind": block.kind and block.kind._asdict()} for block in distinct]
+    blocks = [
+        {
+            "linears": block.linears,
+            "kind": block.kind and block.kind._asdict(),
+            "kept": block.kept and block.kept._asdict(),
+        }
+        for block in distinct
+    ]
     sizes = list(dict.fromkeys(shape.linears))
     values = {name: value for name, value in vars(shape).items() if name in DecoderShape.__dataclass_fields__}
     del values["name"]
     return values | {
         "linears": {"sizes": sizes, "order": [sizes.index(linear) for linear in shape.linears]},
         "blocks": {"distinct": blocks, "order": shape.order},
+        "kept_outside": shape.kept_outside and shape.kept_outside._asdict(),
     }
 
 
@@ -110,8 +119,9 @@ def shape_from(values: dict, name: str) -> DecoderShape:
     try:
         sizes = list(map(LinearShape._make, known.linears["sizes"]))
         distinct = [
-            Block({path: LinearShape._make(size) for path, size in one["linears"].items()}, _kind(one["kind"]))
+            Block(dict(zip(one["linears"], map(LinearShape._make, one["linears"].values()), strict=True)), kind, kept)
             for one in known.blocks["distinct"]
+            for kind, kept in [(_kind(one["kind"]), _kept(one.get("kept")))]
         ]
     except (TypeError, AttributeError) as error:
         raise ValueError("these are not the values of a shape") from error
@@ -121,6 +131,7 @@ def shape_from(values: dict, name: str) -> DecoderShape:
             "name": name,
             "linears": tuple(sizes[number] for number in known.linears["order"]),
             "blocks": tuple(distinct[number] for number in known.blocks["order"]),
+            "kept_outside": _kept(known.kept_outside),
         }
     )
 
@@ -129,3 +140,7 @@ def _kind(values: dict | None) -> BlockKind | None:
     if values is None:
         return None
     return BlockKind(**{name: tuple(one) if isinstance(one, list) else one for name, one in values.items()})
+
+
+def _kept(values: dict | None) -> Kept | None:
+    return values and Kept(tuple(map(tuple, values["by_run"])), values["multiple"])

@@ -1,7 +1,7 @@
 """Reads the sizes of a decoder from a model, which may be on "meta" without weights."""
 
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from sebp_edge.engine.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
 from sebp_edge.engine.models.shape import Block, DecoderShape, LinearShape
@@ -16,7 +16,7 @@ def shape_of(model: PreTrainedModel, name: str) -> DecoderShape:
         parameters=num_parameters(model),
         vocabulary=vocabulary,
         hidden=hidden,
-        head_size=_head_size(model.config.get_text_config()),
+        head_size=head_size_of(model.config.get_text_config()),
         longest=getattr(model.config, "max_position_embeddings", None),
         is_tied=embedding.weight is head.weight,
         has_plain_embedding=type(embedding) is nn.Embedding,
@@ -36,10 +36,3 @@ def _is_linear(part: nn.Module) -> bool:
 def _sizes(layer: nn.Module) -> LinearShape:
     outputs, inputs = weight_MK(layer).shape
     return LinearShape(inputs, outputs)
-
-
-def _head_size(config: PretrainedConfig) -> int:
-    try:
-        return head_size_of(config)
-    except (AttributeError, RuntimeError):  # without attention heads; transformers raises if layers differ
-        return 0

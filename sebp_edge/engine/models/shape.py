@@ -53,17 +53,32 @@ class BlockKind(NamedTuple):
     has_fused_mlp: bool
 
 
+class Kept(NamedTuple):
+    """What autograd keeps of a part of a decoder.
+
+    Attributes:
+        by_run: bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with
+            an adapter in 2 and 4 bytes, then with all weights trained.
+        multiple: of how many rows these layers take a multiple.
+    """
+
+    by_run: tuple[tuple[int, int], ...]
+    multiple: int = 1
+
+
 @dataclass(frozen=True)
 class Block:
-    """One of a decoder's blocks. All attributes but `linears` and `parameters` need a known kind.
+    """One of a decoder's blocks. All attributes but these and `parameters` need a known kind.
 
     Attributes:
         linears: its linear layers, by their paths in the block.
         kind: how it runs on active rows; None if unknown.
+        kept: what it keeps on active rows, if it is of no known kind; None if it does not run on them.
     """
 
     linears: dict[str, LinearShape]
     kind: BlockKind | None = None
+    kept: Kept | None = None
 
     @cached_property
     def parameters(self) -> int:
@@ -122,7 +137,7 @@ class DecoderSizes:
     Attributes:
         parameters: of the whole model, a tied head counted once.
         vocabulary, hidden: the head's sizes.
-        head_size: size of one attention head; 0 if there are none, or if it differs between blocks.
+        head_size: size of one attention head, the largest if blocks differ; 0 if there are none.
         longest: the longest sequence that the model takes, in tokens; None for no limit.
         is_tied: whether head and embedding share their weight.
         has_plain_embedding: whether the embedding only looks up rows.
@@ -143,11 +158,13 @@ class DecoderShape(DecoderSizes):
 
     Attributes:
         linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
+        kept_outside: what is kept outside of blocks, if they are of no known kind.
     """
 
     name: str
     linears: tuple[LinearShape, ...]
     blocks: tuple[Block, ...]
+    kept_outside: Kept | None = None
 
     @property
     def head_parameters(self) -> int:
@@ -167,7 +184,13 @@ class DecoderShape(DecoderSizes):
     @cached_property
     def is_hoisted(self) -> bool:
         """Whether it is expected to run on active rows only; a trial before the training decides."""
-        return all(block.kind is not None for block in self.distinct_blocks)
+        return all(block.kind is not None or block.kept is not None for block in self.distinct_blocks)
+
+    @cached_property
+    def multiple_of_padded(self) -> int:
+        """Of how many rows the layers take a multiple whose state restarts at each text; 0 without such layers."""
+        kept = (block.kept for block in self.distinct_blocks if block.kept is not None)
+        return max((each.multiple for each in kept if each.by_run[-1][1]), default=0)
 
     @cached_property
     def linear_parameters(self) -> int:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from sebp_edge.engine.models.architecture import head_size_of
+from sebp_edge.engine.models.architecture import head_sizes_of
 
 # Special tokens, which must be in the copy's small vocabulary.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -18,8 +18,12 @@ VOCABULARY = 128
 # In tokens: attention windows; the length from which positions are scaled; the longest text that fits into any copy.
 WINDOW, SCALED_FROM, LONGEST = 16, 32, 48
 NUM_EXPERTS, NUM_EXPERTS_PER_TOKEN = 4, 2
+# The size of a head, if there is no attention.
+HEAD_SIZE = 64
+# Endings of numbers that are proportional to the hidden size.
+_WITH_HIDDEN_SIZE = ("mamba_n_heads", "mamba_heads", "num_heads", "d_ssm", "n_groups", "lru_width")
 # A copy of a Gemma, which has large heads, has 4 million parameters. One with many experts would take half a minute.
-_MAX_PARAMETERS = 20_000_000
+_MAX_PARAMETERS = 25_000_000
 
 
 class SmallCopy(NamedTuple):
@@ -45,19 +49,11 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     Raises:
         ValueError, TypeError, RuntimeError, LookupError, AttributeError: the class does not take such sizes.
     """
-    small = copy.deepcopy(config)
-    heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-    head_size = head_size_of(config)
-    small.num_attention_heads = 2
-    if kv_heads is not None:
-        small.num_key_value_heads = 2 if kv_heads == heads else 1
-    small.hidden_size = 2 * head_size
-    for name in _names(small, "intermediate_size"):
-        setattr(small, name, 3 * head_size)
-    layers = _cut_layers(small)
+    small, layers = _with_few_layers(config, is_small=True)
     _cut_experts(small)
     _shorten_windows(small)
-    small.vocab_size = VOCABULARY
+    for name in _names(small, "vocab_size", "vocab_size_per_layer_input"):
+        setattr(small, name, VOCABULARY)
     for name in _TOKENS:
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
@@ -68,6 +64,12 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
         return SmallCopy(_make(small, kind, "cpu").eval(), layers)
 
 
+def copy_of_few_layers(config: PretrainedConfig, kind: type[PreTrainedModel]) -> SmallCopy:
+    """Makes a copy with the decoder's own sizes but few layers, on "meta"; see `small_copy`."""
+    few, layers = _with_few_layers(config)
+    return SmallCopy(_make(few, kind, "meta").eval(), layers)
+
+
 def _make(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
     with torch.device(device):
@@ -76,22 +78,49 @@ def _make(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: 
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
 
 
-def _cut_layers(config: PretrainedConfig) -> tuple[int, ...]:
+def _shrink(config: PretrainedConfig, head_size: int) -> None:
+    hidden_size = 2 * head_size
+    for name in _names(config, *_WITH_HIDDEN_SIZE):
+        setattr(config, name, max(1, getattr(config, name) * hidden_size // config.hidden_size))
+    heads, kv_heads = (getattr(config, f"num_{kind}_heads", None) for kind in ("attention", "key_value"))
+    if heads is not None:
+        config.num_attention_heads = 2
+    if kv_heads is not None:
+        config.num_key_value_heads = 2 if kv_heads == heads else 1
+    config.hidden_size = hidden_size
+    for name in _names(config, "intermediate_size"):
+        setattr(config, name, 3 * head_size)
+
+
+def _with_few_layers(config: PretrainedConfig, *, is_small: bool = False) -> tuple[PretrainedConfig, tuple[int, ...]]:
     """Keeps the first layer of each kind, or two layers if there is only one kind.
 
-    Layers are of one kind if the config's per-layer lists have the same values for them.
-
-    Returns, for each layer of the decoder, the index of the copy's layer of the same kind.
+    Layers are of one kind if the config's per-layer lists and values are the same for them, and all or none read
+    another's keys and values. Returns the config, and for each layer the index of the copy's layer of its kind.
     """
-    number = config.num_hidden_layers
-    lists = {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == number}
-    kinds = list(zip(*lists.values(), strict=True)) if lists else [()] * number
+    few, number = copy.deepcopy(config), config.num_hidden_layers
+    names = sorted(getattr(config, "per_layer_attributes", None) or ())
+    of_layers = list(config.per_layer_config) if names else []
+    lists = {name: value for name, value in vars(few).items() if isinstance(value, list) and len(value) == number}
+    values = [str([getattr(each, name) for name in names]) for each in of_layers or [config] * number]
+    shared = getattr(config, "num_kv_shared_layers", None) or 0
+    kinds = list(zip([layer >= number - shared for layer in range(number)], values, *lists.values(), strict=True))
     first = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     chosen = first if len(first) > 1 else first * 2
-    config.num_hidden_layers = len(chosen)
+    if names:
+        few.per_layer_config = None
+    few.num_hidden_layers = len(chosen)
+    if shared:
+        few.num_kv_shared_layers = sum(layer >= number - shared for layer in chosen)
     for name, value in lists.items():
-        setattr(config, name, [value[layer] for layer in chosen])
-    return tuple(first.index(kinds.index(kind)) for kind in kinds)
+        setattr(few, name, [value[layer] for layer in chosen])
+    for each in (few, *of_layers) if is_small else ():
+        _shrink(each, min(head_sizes_of(config), default=HEAD_SIZE))
+    if names:
+        few.per_layer_config = {
+            place: {name: getattr(of_layers[layer], name) for name in names} for place, layer in enumerate(chosen)
+        }
+    return few, tuple(first.index(kinds.index(kind)) for kind in kinds)
 
 
 def _cut_experts(config: PretrainedConfig) -> None:
@@ -123,6 +152,6 @@ def _set(holder: PretrainedConfig | dict, name: str, value: int) -> None:
         setattr(holder, name, value)
 
 
-def _names(config: PretrainedConfig, ending: str) -> Iterator[str]:
-    """Yields the names of a config's integers with this ending."""
-    return (name for name, value in list(vars(config).items()) if name.endswith(ending) and type(value) is int)
+def _names(config: PretrainedConfig, *endings: str) -> Iterator[str]:
+    """Yields the names of a config's integers with these endings."""
+    return (name for name, value in list(vars(config).items()) if name.endswith(endings) and type(value) is int)

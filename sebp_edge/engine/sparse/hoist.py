@@ -2,7 +2,7 @@
 
 Scattering after one layer and gathering before the next cancel out, so the padded batch [B, T] becomes one row of A
 tokens, [1, A]: every layer, the loss and the backward pass see no padding. Losses and gradients equal the padded ones
-if the model works row by row except in its attention; `hoist_if_exact` tries that.
+if the model works row by row except in its attention and in `restarts`; `hoist_if_exact` tries that.
 
 Only transformers' own extension points are used: a registered attention function, and keywords of the model's call.
 The attention function is the only state outside of the model; it is a pure function of its arguments.
@@ -28,6 +28,7 @@ from sebp_edge.engine.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.engine.sparse.patches.loss import Head
 from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.engine.sparse.patches.restarts import WITH_STATE, Layout, Restarts
 from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
@@ -60,7 +61,7 @@ class Hoisted(FollowingPatch):
         num_dequantised: how many blocks keep a dequantised copy of their 4-bit weights.
 
     Raises:
-        SparsityError: the model cannot run on active rows; or, at the first batch, a sequence would attend to another.
+        SparsityError: the model cannot run on active rows; or, at the first batch, its attention cannot.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Hoisted(FollowingPatch):
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
         parts = (part for block in blocks_of(self._decoder) or [self._decoder] for part in block.modules())
-        if mixer := row_mixer(parts):
+        if mixer := row_mixer(part for part in parts if not isinstance(part, WITH_STATE)):
             raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._attach()
 
@@ -92,6 +93,7 @@ class Hoisted(FollowingPatch):
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder)
+        self._restarts = Restarts(decoder)
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
@@ -104,11 +106,14 @@ class Hoisted(FollowingPatch):
                 self._include(self._fused_attention)
             self._include(self._small_ops)
             self._include(self._fused_lora, ungrouped=self._last_layer.query, source_of=self._small_ops.source_of)
+            # Around the projections' adapters, so that they read active rows.
+            self._include(self._restarts)
             self._include(self._embedding)
             self._include(self._chunked_mlps, self._fused_lora.without_refresh)
             # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
-            self._include(CheckpointedBlocks(decoder, self._num_checkpoints, offload=self._offload), self._recomputing)
+            checkpoints = CheckpointedBlocks(decoder, self._num_checkpoints, offload=self._offload)
+            self._include(checkpoints, lambda: self._recomputing(self._restarts.layout))
             if self._check is not None:
                 self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)
@@ -120,10 +125,12 @@ class Hoisted(FollowingPatch):
 
     @property
     def attends_to_prefixes(self) -> bool:
-        """Whether the model's attention takes sequences that continue others on this device.
+        """Whether the model takes sequences that continue others on this device; states do not.
 
         On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
         """
+        if self._restarts.layers:
+            return False
         if self._decoder.device.type == "cpu":
             return True
         states_AHE = _no_queries(self._decoder)
@@ -157,25 +164,22 @@ class Hoisted(FollowingPatch):
         return fewer and self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
 
     @contextmanager
-    def _recomputing(self) -> Iterator[None]:
+    def _recomputing(self, layout: Layout | None) -> Iterator[None]:
         """Context in which a block is recomputed, only for what it keeps."""
-        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block():
+        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block(), self._restarts.at(layout):
             yield
 
-    def _hidden_states(self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None) -> Tensor:
+    def _hidden_states(
+        self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None, padding: float = 0.0
+    ) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""
         recorded_scores: list[Scores] = []
         with (
             self._fused_lora.refreshed(),
             self._last_layer.restricted_to(tokens.loss_indices if restricted else None, watch),
+            self._restarts.at(self._restarts.layout_of(tokens, padding)),
         ):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
-        num_blocks = self._decoder.config.get_text_config().num_hidden_layers
-        if len(recorded_scores) < num_blocks:
-            # Recurrent states, and attention other than the registered function, mix sequences.
-            raise SparsityError(
-                f"Only {len(recorded_scores)} of its {num_blocks} blocks separate the sequences of a batch."
-            )
         if not all(scores.causal for scores in recorded_scores):
             raise SparsityError("Its attention is not causal.")
         hidden_AD = output.last_hidden_state.squeeze(0)

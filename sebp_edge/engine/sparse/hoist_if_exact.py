@@ -19,6 +19,7 @@ from sebp_edge.engine.sparse.patches.agreement import (
     graph_cut_after,
     reads_other_rows,
     trial_batch,
+    varied,
     without_main_grads,
 )
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
@@ -98,9 +99,9 @@ class HoistedIfExact(Hoisted):
             super()._attach()
             with self._attaching():
                 try:
+                    self._refuse_mixing()
                     hidden_CD = self._hidden_states(ActiveTokens.gather(input_ids, plan), restricted=False)
                     found_C = self._head.losses(hidden_CD, plan.targets)
-                    self._refuse_mixing()
                 except FAILURES as error:
                     if isinstance(error, SparsityError) or ran_out_of_memory(error):
                         raise
@@ -113,20 +114,27 @@ class HoistedIfExact(Hoisted):
                         f"its results on active rows differ from the padded ones by {percent(difference, 2)}."
                     )
 
-    @torch.enable_grad()
     def _refuse_mixing(self) -> None:
-        """Refuses a model in which a sequence reads another one, whatever its weights are."""
+        """Refuses a model in which a sequence reads another one, or what comes later, whatever its weights are."""
         ids_BT = trial_batch(self._decoder)[0]
-        tokens = ActiveTokens.gather(ids_BT, RowPlan.from_labels(ids_BT).to(ids_BT.device))
-        half = len(tokens.input_ids) // 2
-        for rows in (slice(half), slice(half, None)):
-            # Twice, since a checkpoint may recompute once.
-            with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
-                hidden_AD = self._hidden_states(tokens, restricted=False)
-            with without_main_grads(self.model):
-                mixes = reads_other_rows(hidden_AD[rows], embedded, rows)
-            if mixes:
-                raise SparsityError("its sequences would read each other outside of attention.")
+        labels_BT = ids_BT.clone()
+        labels_BT[1, 7:] = IGNORE  # so the second sequence is shorter
+        tokens = ActiveTokens.gather(ids_BT, RowPlan.from_labels(labels_BT).to(ids_BT.device))
+        first = int(tokens.cu_seqlens[1])
+        with torch.enable_grad(), without_main_grads(self.model):
+            for rows in (slice(first), slice(first, None)):
+                # Twice, since a checkpoint may recompute once.
+                with graph_cut_after(self._decoder.get_input_embeddings()) as embedded:
+                    hidden_AD = self._hidden_states(tokens, restricted=False)
+                if reads_other_rows(hidden_AD[rows], embedded, rows):
+                    raise SparsityError("its sequences would read each other outside of attention.")
+        if not self._restarts.layers:
+            return
+        with varied(self.model):
+            one, same, other = (self._hidden_states(tokens, False, padding=each) for each in (0.0, 0.0, 1.0))
+        # Sums of experts may come in another order each time on a GPU.
+        if not one.equal(other) and (one.equal(same) or disagreement(self.model, one, other) is not None):
+            raise SparsityError("its states would read tokens that come later.")
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
         """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""

@@ -214,7 +214,7 @@ def backward_of_chunks(block: Block, tokens: int, bytes_per_row: int, run: Execu
 
 def parameters_recomputed_in_chunks(block: Block) -> int:
     """Parameters whose products the backward pass of a chunked MLP recomputes: all but the last layer's."""
-    return sum(linear.size for linear in block.mlp_in)
+    return sum(linear.size for linear in block.mlp_in) if block.kind else 0
 
 
 # ------------------------------------------------------------------------------------------------------------- the loss
@@ -261,8 +261,8 @@ def max_inputs_on_device(checkpoints: int, *, offload: bool) -> int:
 
 
 def parameters_recomputed(block: Block) -> int:
-    """Parameters whose products are recomputed for a checkpointed block; it stops before the last layer's."""
-    return block.parameters - block.mlp_out.size
+    """Parameters whose products are recomputed for a checkpointed block; a known one stops before the last layer's."""
+    return block.parameters - (block.mlp_out.size if block.kind else 0)
 
 
 # ------------------------------------------------------------------------------------------------------ joined weights
@@ -271,7 +271,10 @@ def parameters_recomputed(block: Block) -> int:
 def joined_bytes(block: Block, rank: int, itemsize: int) -> int:
     """What lies beside a block's weights that are joined with their adapters: the adapters' B, and a filler."""
     kind, beside = block.kind, 0
-    for paths in (kind.attention_in, (kind.attention_out,), kind.mlp_in, (kind.mlp_out,)):
+    groups = [(path,) for path in block.linears]
+    if kind is not None:
+        groups = [kind.attention_in, (kind.attention_out,), kind.mlp_in, (kind.mlp_out,)]
+    for paths in groups:
         inputs = block.linears[paths[0]].inputs
         if len(paths) * rank * itemsize > MAX_JOINED_RANK_BYTES:
             continue

@@ -1,0 +1,180 @@
+"""States that must restart at each text: convolutions, linear attention and state spaces compute what the dense model
+does, whatever the lengths of the texts, and no text reaches another. So does Gemma 4, whose layers share keys."""
+
+import random
+
+import pytest
+import torch
+from against_dense import assert_same_gradients, dense_losses, gradients, with_lora
+from builders import IGNORE, SIZES, hoist
+from model_families import LINEAR, WITH_STATES, make_model
+from pairwise import pairwise
+from transformers import (
+    BambaConfig,
+    FalconH1Config,
+    Gemma4TextConfig,
+    GraniteMoeHybridConfig,
+    NemotronHConfig,
+    Qwen3NextConfig,
+    RecurrentGemmaConfig,
+)
+
+from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.engine.sparse.patches.restarts import Layout, Restarts
+from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
+from sebp_edge.research import ActiveTokens, RowPlan
+
+MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
+NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16}
+WITHOUT_LAYERS = {name: size for name, size in SIZES.items() if name != "num_hidden_layers"}
+FAMILIES = {
+    "lfm2": WITH_STATES["lfm2"],
+    "qwen3.5": WITH_STATES["qwen3.5"],
+    "qwen3-next": lambda: make_model(Qwen3NextConfig(**SIZES, head_dim=8, **LINEAR, mlp_only_layers=[0, 1])),
+    "recurrent-gemma": lambda: make_model(RecurrentGemmaConfig(**SIZES | {"num_hidden_layers": 3}, lru_width=32)),
+    "falcon-h1": lambda: make_model(FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=64)),
+    "bamba": lambda: make_model(BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1])),
+    "granite-hybrid": lambda: make_model(
+        GraniteMoeHybridConfig(
+            **SIZES, **MAMBA, num_local_experts=0, layer_types=["linear_attention", "full_attention"]
+        )
+    ),
+    # Some of its blocks mix nothing.
+    "nemotron-h": lambda: make_model(
+        NemotronHConfig(**WITHOUT_LAYERS, **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention"])
+    ),
+}
+# Two of its six layers read the keys and values of others, and its layers have heads of two sizes.
+GEMMA4 = SIZES | {"num_hidden_layers": 6}
+
+
+def make_gemma4():
+    return make_model(
+        Gemma4TextConfig(
+            **GEMMA4,
+            head_dim=8,
+            global_head_dim=16,
+            sliding_window=5,
+            hidden_size_per_layer_input=8,
+            vocab_size_per_layer_input=320,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            layer_types=["sliding_attention", "full_attention"] * 3,
+        )
+    )
+
+
+FAMILIES["gemma4"] = make_gemma4
+# Shorter than a convolution's kernel, of one row, without any, and one that is far the longest.
+LENGTHS = (2, 1, 24, 3, 1, 5, 2, 4)
+
+
+def random_batch(lengths):
+    """Other tokens in every run, padded on the right by one more than the longest needs."""
+    input_ids = torch.full((len(lengths), max(lengths) + 1), SIZES["pad_token_id"])
+    labels = torch.full_like(input_ids, IGNORE)
+    for row, length in enumerate(lengths):
+        ids = torch.tensor([random.randrange(7, 320) for _ in range(length)])
+        input_ids[row, :length] = labels[row, :length] = ids
+    return {"input_ids": input_ids, "labels": labels, "attention_mask": (labels != IGNORE).long()}
+
+
+def pack(batch):
+    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
+@pytest.fixture(params=["known lengths", "sizes alone"])
+def layouts(request, monkeypatch):
+    """Groups of texts as on a CPU, and as on a GPU, where captured steps have fixed sizes."""
+    if request.param == "sizes alone":
+        monkeypatch.setattr(Restarts, "layout_of", lambda restarts, tokens, padding=0.0: by_sizes(tokens, padding))
+
+
+def by_sizes(tokens, padding=0.0):
+    sizes = tokens.sizes
+    return Layout.of(tokens, most_lengths(sizes.tokens, sizes.sequences, sizes.longest), padding)
+
+
+@pytest.mark.usefixtures("layouts")
+@pairwise(family=FAMILIES.keys(), adapt=["full", "lora"], dtype=[torch.float64, torch.float32])
+def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt, dtype):
+    model, batch = FAMILIES[family]().to(dtype), random_batch(LENGTHS)
+    if adapt == "lora":
+        # PEFT has no adapters for output projections of state spaces.
+        model = with_lora(model, r".*(in_proj\w*|[qkv]_proj|conv\.out_proj|linear_[xy]|w1)").to(dtype)
+    expected = dense_losses(model, batch)
+    expected_gradients = gradients(model, expected)
+    with hoist(model) as hoisted:
+        found = hoisted.row_losses(pack(batch))
+        found_gradients = gradients(model, found)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
+    # Some of these states are in fp32 in any model.
+    assert_same_gradients(expected_gradients, found_gradients, 5e-5 if dtype == torch.float64 else 1e-3, 1e-5)
+
+
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_bit_of_a_text_depends_on_another(family):
+    model, batch = FAMILIES[family](), random_batch(LENGTHS)
+    changed = random.choice([row for row, length in enumerate(LENGTHS) if length > 2])
+    with torch.no_grad(), hoist(model) as hoisted:
+        tokens = pack(batch)
+        before = hoisted.row_losses(tokens)
+        batch["input_ids"][changed, : LENGTHS[changed] - 1] = 5
+        after = hoisted.row_losses(pack(batch))
+    others = tokens.sequences != changed
+    assert torch.equal(before[others], after[others])
+    assert not torch.equal(before[~others], after[~others])
+
+
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("options", [{"checkpoints": 1}, {"checkpoints": 1, "offload": True, "chunked_blocks": True}])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1", "gemma4"])
+def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
+    model = FAMILIES[family]().double()
+    first, second = (pack(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))
+    with hoist(model) as hoisted:
+        expected = gradients(model, hoisted.row_losses(first))
+    with hoist(model, **options) as hoisted:
+        hoisted.row_losses(second)
+        losses = hoisted.row_losses(first)
+        if "offload" not in options:  # which asks for each backward pass before the next forward pass
+            hoisted.row_losses(second)
+        assert_same_gradients(expected, gradients(model, losses))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_trial_accepts_it(family):
+    hoisted, reason = hoist_if_exact(FAMILIES[family](), [list(range(5, 60)), list(range(9, 40)), [3, 4]], 2)
+    assert reason is None
+    hoisted.remove()
+
+
+def test_filler_of_a_bucket_changes_no_loss():
+    model, tokens = FAMILIES["lfm2"](), pack(random_batch(LENGTHS))
+    bucket = Bucket(64, 8, 32, 48)
+    with torch.no_grad(), hoist(model) as hoisted:
+        expected = hoisted.row_losses(tokens)
+        found = hoisted.row_losses(tokens.filled(bucket))
+    torch.testing.assert_close(found[: len(expected)], expected)
+
+
+def test_each_text_fits_into_the_groups_of_the_sizes_alone():
+    for _ in range(200):
+        lengths = [random.choice((0, 1, 2, 7, 30, 200)) for _ in range(random.randint(1, 40))]
+        longest = max(lengths) + random.randint(0, 9)
+        groups = lengths_together(most_lengths(sum(lengths), len(lengths), longest))
+        padded = [length for number, length in groups for _ in range(number)]
+        assert all(own <= room for own, room in zip(sorted(filter(None, lengths), reverse=True), padded, strict=False))
+        assert len(padded) >= sum(length > 0 for length in lengths)
+        # At most twice the tokens, and as many again each time that lengths are halved.
+        halvings = max(1, len(lengths)).bit_length()
+        assert sum(padded) <= (2 + halvings) * max(1, sum(lengths))
+
+
+def test_groups_of_a_captured_step_follow_from_its_sizes_without_reading_the_device():
+    tokens = [pack(random_batch(lengths)).to("meta") for lengths in ((9, 3, 3), (9, 4, 2))]
+    with hoist(FAMILIES["lfm2"]()) as hoisted:
+        one, other = (hoisted._restarts.layout_of(each) for each in tokens)
+    assert one.groups == other.groups
+    assert one.places_A.shape == (12,)
