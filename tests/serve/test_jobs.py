@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from command import LONGER
+from command import LONGER, RECIPE
 from jsonschema import Draft202012Validator
 from served import ENDED, Refused, Server, all_gone, environment, refused, wait_until
 from shared_fixtures import write_notes
@@ -253,8 +253,12 @@ def test_an_adapter_is_exported(shared, request_of, short, tmp_path):
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
-def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, request_of, folder, whole):
-    request = request_of(name="paused", activate_anyway=True)
+def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, request_of, folder, model_folder):
+    recipe = folder / "long.toml"  # which does not end before the pause
+    recipe.write_text(RECIPE.replace("epochs = 1", "epochs = 20"))
+    own = Personalizer(model_folder, recipe=Recipe.load(recipe), device="cpu", store=folder / "own")
+    own.adapt(folder / "notes", name="paused", activate_anyway=True)
+    request = request_of(name="paused", recipe=str(recipe), activate_anyway=True)
     shared.call("jobs.start", id="paused", params=request)
     shared.call("jobs.subscribe", id="paused")
     for _ in range(random.randrange(1, 6)):
@@ -268,7 +272,7 @@ def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, r
     assert shared.call("jobs.resume", id="paused")["job"]["state"] == "queued"
     ended = shared.state("paused", ENDED)
     assert ended["state"] == "done", ended
-    assert adapter_file(folder / "store", "paused", 1) == whole
+    assert adapter_file(folder / "store", "paused", 1) == adapter_file(folder / "own", "paused", 1)
 
 
 def test_a_worker_is_unloaded(shared, model_folder):
