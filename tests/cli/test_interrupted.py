@@ -179,6 +179,8 @@ def test_an_interruption_while_the_command_starts_is_one_sentence(number, after,
         one.send_signal(number)
         output, errors = one.communicate(timeout=200)
     assert one.returncode == 130
+    # A fast machine has said by then which model it uses.
+    errors = errors.removeprefix("No adapter 'default' is active; using the base model 'tiny'.\n")
     assert errors == "sebp-edge: Interrupted; nothing was changed.\n"
     assert [record["error"] for record in records(output) if record["event"] != "started"] == ["Interrupted"]
 

@@ -7,10 +7,12 @@ import gc, re, sys
 from pathlib import Path
 import torch
 from sebp_edge import Recipe
+from sebp_edge.machine import devices
 from sebp_edge.machine.devices import release_memory
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 file, precision = sys.argv[1:]
+devices.multiplies_bf16 = lambda: False  # in which the weights would be half of it
 recipe, cpu = Recipe.load("notes").replace(load_in_4bit=precision == "4 bits"), torch.device("cpu")
 load_base_model(resolve("tiny"), recipe, cpu)  # so that no library is loaded later
 gc.collect()
