@@ -14,8 +14,8 @@ the run:
     attach      adapter, trials of the kernels, gradients and moments
     capture     compile and capture all graphs, as the command reports them, those during training included
     steps       updates, without captures          evaluation  held-out losses and copies of the best state
-    save        all after the last evaluation: free graphs, samples, general text, copies, write the adapter
-    exit        report the result, end the process
+    save        after the last evaluation: free graphs, write the adapter, which is active from now on
+    exit        samples, general text, copies; report the result, end the process
 
 The page cache is warm: the libraries were imported and the weights read or written before. Each row is a single run;
 only the time between steps is a median.
