@@ -50,7 +50,7 @@ def test_the_error_of_a_stopped_training_keeps_no_model(make, notes_folder):
 @pytest.mark.slow
 def test_the_process_shrinks_by_most_of_the_model(tmp_path, tokenizer):
     folder = tmp_path / "wide"
-    make_llama(hidden_size=512, vocab_size=60_000, tie_word_embeddings=True).save_pretrained(folder)
+    make_llama(hidden_size=512, vocab_size=120_000, tie_word_embeddings=True).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     process = psutil.Process()
     personalizer = Personalizer(folder, device="cpu", store=tmp_path / "store")
