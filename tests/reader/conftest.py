@@ -6,6 +6,7 @@ import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import Learnt, make_quick, new_personalizer, save_model, watch_runs, write_general
 
+from sebp_edge.ask import answer
 from sebp_edge.run import replies
 
 
@@ -21,7 +22,9 @@ def general(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, general):
+    """After so few steps, a reader is right before it is sure of it."""
     make_quick(monkeypatch, general)
+    monkeypatch.setattr(answer, "MIN_PROBABILITY", 0.1)
 
 
 @pytest.fixture(scope="session")
