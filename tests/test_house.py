@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_983
+MAX_LINES = 52_982
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_066,
+    "cli": 3_065,
     "engine": 9,
     "engine.memory": 1_823,
     "engine.models": 4_754,

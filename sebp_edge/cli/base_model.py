@@ -63,8 +63,7 @@ def prepared(
             found = make(request.texts, name, partial(_send_all_but, hides, sink), **settings, **options)
         if found is not None:
             return found
-    polite = {} if politeness is None else {"politeness": politeness}
-    with personalizing(request.as_json, hides=hides, **polite, **settings) as personalizer:
+    with personalizing(request.as_json, hides=hides, politeness=politeness, **settings) as personalizer:
         make = personalizer.plan if kind == "plan" else personalizer.inspect
         found = make(request.texts, name=name, **options)
         if politeness is None:

@@ -136,35 +136,23 @@ def test_an_inspection_and_a_plan_on_a_known_machine_need_no_torch(own_home, not
 
 
 @pytest.mark.slow
-def test_a_plan_keeps_what_the_next_one_needs(own_home, notes_folder, model_folder):
-    """And both print the same, but for the memory that this process uses already."""
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_an_inspection_and_a_plan_keep_what_the_next_one_needs(own_home, notes_folder, model_folder, command):
+    """And both times the same is printed, but for times and the memory that this process uses already."""
     printed = []
     for _ in range(2):
         known = recall_model(resolve(model_folder)) is not None, recall_machine("cpu")[0].rate is not None
         assert known == (bool(printed),) * 2
-        result = run("plan", notes_folder, "--model", model_folder, "--device", "cpu", "--memory", "4GB", "--json")
+        result = run(command, notes_folder, "--model", model_folder, "--device", "cpu", "--memory", "4GB", "--json")
         assert result.exit_code == 0, result.output
         events = records(result.stdout)
-        chosen = [events[-1][name] for name in ("event", "model", "device", "budget", "r", "dtype", "max_rows")]
-        printed.append([chosen, [each["event"] for each in events]])
-    assert printed[0] == printed[1]
-
-
-@pytest.mark.slow
-def test_an_inspection_keeps_what_the_next_one_needs(own_home, notes_folder, model_folder):
-    """And both print the same."""
-    printed = []
-    for _ in range(2):
-        known = recall_model(resolve(model_folder)) is not None, recall_machine("cpu")[0].rate is not None
-        assert known == (bool(printed),) * 2
-        result = run("inspect", notes_folder, "--model", model_folder, "--device", "cpu", "--memory", "4GB", "--json")
-        assert result.exit_code == 0, result.output
-        found = records(result.stdout)[-1]
-        plan = found.pop("plan")
-        for of_this_process in ("job", "time", "summary"):
-            found.pop(of_this_process)
+        found = events[-1]
+        plan = found.pop("plan") if command == "inspect" else found
         chosen = [plan[name] for name in ("model", "device", "budget", "r", "dtype", "max_rows", "checkpoints")]
-        printed.append([chosen, found])
+        of_this_process = {"job", "time", "summary"}
+        if command == "inspect":
+            chosen.append({name: value for name, value in found.items() if name not in of_this_process})
+        printed.append([chosen, [each["event"] for each in events]])
     assert printed[0] == printed[1]
 
 
