@@ -42,7 +42,8 @@ def predict_footprint(
         context: bytes of the process outside torch's allocator.
         num_trainings: the number of trainings; the best state of each is kept.
     """
-    activations = Activations(setup)
+    # On a CPU attention, norms and the loss of a model in bf16 are in fp32; so all is counted, which is a bound.
+    activations = Activations(setup if setup.on_gpu else replace(setup, itemsize=FP32))
     steps = [activations.step(sizes) for sizes in trained]
     # An evaluation's micro-batches may be filled up to a bucket of the training.
     evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
