@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_983
+MAX_LINES = 52_985
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_065,
     "engine": 9,
-    "engine.memory": 1_824,
+    "engine.memory": 1_826,
     "engine.models": 4_754,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_714,

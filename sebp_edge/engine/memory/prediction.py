@@ -86,7 +86,9 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
+    # Weights in the file's own dtype stay mapped on a CPU, beside the copies of those that are stacked.
+    copies = 2 if not setup.on_gpu and setup.itemsize < FP32 else 1
+    loaded = int(copies * setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
     return loaded + setup.itemsize * setup.dequantised_parameters
 
 
