@@ -359,7 +359,9 @@ def test_each_table_has_a_name_and_a_graphed_peer(tmp_path, arguments, table, na
     assert peers.choose_arms(options, parser) == [each for each, arm in ARMS.items() if table in arm.tables]
     assert "hf graph" in peers.choose_arms(options, parser)
     job = make_job(tmp_path, shape="llama-3.2-3b", full=options.full, four_bit=options.four_bit)
-    assert peers.record_name(replace(job, loss_share=options.loss_share)) == name
+    job = replace(job, loss_share=options.loss_share)
+    assert peers.record_name(job, arms=None) == name
+    assert peers.record_name(job, arms="hf graph") == f"{name}-some"
 
 
 def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp_path):

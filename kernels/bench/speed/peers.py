@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         evidence.show(row)
     about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
     about |= {"base": "NF4" if job.four_bit else "bf16"}
-    evidence.record(record_name(job), SOURCES, [about | row for row in rows], options.record)
+    evidence.record(record_name(job, options.arms), SOURCES, [about | row for row in rows], options.record)
 
 
 def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -150,9 +150,10 @@ def compare(rows: list[dict], job: Job, ceilings: Ceilings | None) -> None:
             row["to_limit"] = row["step_ms"] / row["limit_ms"]
 
 
-def record_name(job: Job) -> str:
+def record_name(job: Job, arms: str | None) -> str:
+    """The name of a result; some arms do not replace a table of all."""
     shape = [] if job.shape == SHAPES[0] else [job.shape]
-    kinds = {"full": job.full, "4bit": job.four_bit, "loss-share": job.loss_share < 1}
+    kinds = {"full": job.full, "4bit": job.four_bit, "loss-share": job.loss_share < 1, "some": arms is not None}
     return "-".join(["peers", *shape, *(kind for kind, is_asked in kinds.items() if is_asked)])
 
 
