@@ -35,14 +35,12 @@ class Syntax(NamedTuple):
         comments: what begins a comment.
         has_maths: whether dollar signs enclose mathematics.
         has_indented_code: whether four spaces begin code.
-        has_html: whether a tag begins HTML, in which no code begins.
         marks: what else than comments is replaced outside of code; code does not matter without it.
     """
 
     comments: tuple[str, ...] = ("<!--",)
     has_maths: bool = False
     has_indented_code: bool = True
-    has_html: bool = True
     marks: re.Pattern | None = None
 
 
@@ -194,8 +192,6 @@ def _parser(syntax: Syntax) -> MarkdownIt:
         block.at(name, rule, {"alt": alternatives[name]})
     if not syntax.has_indented_code:
         parser.disable("code")
-    if not syntax.has_html:
-        parser.disable("html_block")
     block.before("table", "comment", _skip, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     block.before("table", "prose", _prose, {"alt": []})
     inline.at("backticks", _inline_code)
