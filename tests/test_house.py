@@ -96,7 +96,6 @@ HOMES = {
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
-    "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
     "yaml": ("sebp_edge/reading/formats/front_matter.py",),
     "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.

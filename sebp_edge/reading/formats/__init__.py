@@ -4,7 +4,7 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
 notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
-markdown                 where a Markdown text has code and comments, by a CommonMark parser
+markdown                 where a Markdown text has code and comments
 org                      Org files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx                     Word files: docx_text their text, docx_story what is open in it, docx_styles headings and lists

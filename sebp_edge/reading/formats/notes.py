@@ -33,7 +33,7 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead | Un
     """Returns the text of a Markdown file that a person sees, and what was not read.
 
     Raises:
-        Unreadable: see `decode`; or it is a drawing, not a note, or takes too long.
+        Unreadable: see `decode`; or it is a drawing, not a note.
     """
     text = unix_newlines(decode(path))
     front = front_matter(text)
