@@ -102,10 +102,6 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     """Renders a conversation with the generation prompt, which starts the assistant's answer.
 
     If the template's own prompt opens a thought that answers without one do not have, it is what these begin with.
-
-    Raises:
-        ModelError: there is no chat template.
-        Unreadable: see `render_conversation`.
     """
     template = _ChatTemplate(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
@@ -130,11 +126,7 @@ def render_end_of_turn(tokenizer) -> str:
 
 
 class _ChatTemplate:
-    """The chat template of a tokenizer.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The chat template of a tokenizer."""
 
     def __init__(self, tokenizer):
         try:

@@ -46,11 +46,7 @@ Fields = dict
 
 
 def read_record(record) -> Content:
-    """Returns the content of a record.
-
-    Raises:
-        Unreadable: it has none of the known keys, or it cannot keep its meaning.
-    """
+    """Returns the content of a record."""
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
     fields = _fields(record)
@@ -171,11 +167,7 @@ def _message(fields: Fields) -> Message:
 
 
 def _text(content) -> str:
-    """Returns a message's content; parts of text are one text, as in chat templates.
-
-    Raises:
-        Unreadable: a part is no text, for example an image.
-    """
+    """Returns a message's content; parts of text are one text, as in chat templates."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -82,9 +82,6 @@ def adapt_again(
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
     The new version is saved, outside the store if the place is; the gate compares it with the base model only.
-
-    Raises:
-        BaseModelMismatch: the version was made for another base model.
     """
     record = remaining.record
     call = replace(call, recipe=Recipe.of_record(record.recipe), seed=record.seed)

@@ -457,12 +457,7 @@ def versions_with(adapter: Adapter, hashes: set[int]) -> list[int]:
 
 
 def find_remaining(call: Call, adapter: Adapter, version: int, texts: list | None) -> Remaining:
-    """Returns what a version was trained on, to train it again.
-
-    Raises:
-        AdapterError: there is no such version, or it is not known which documents it has.
-        TextsError: a document of it has changed or cannot be read.
-    """
+    """Returns what a version was trained on, to train it again."""
     (own,) = (each for each in _read_versions(adapter) if each.number == version)
     if own.listed is None:
         raise AdapterError(f"It is not known which documents version {version} of the adapter {adapter.name!r} has.")

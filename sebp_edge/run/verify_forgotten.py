@@ -50,11 +50,6 @@ def run_verify(call: ModelCall, place: Place, texts) -> Verification:
 
     Args:
         texts: the documents that remain; by default, they are read where they were learnt.
-
-    Raises:
-        AdapterError: there is no receipt with the hash of weights, or its version was removed.
-        TextsError: a document has changed or cannot be read.
-        MachineError: the training would be on a GPU.
     """
     devices.refuse_several_processes()
     if texts is not None:

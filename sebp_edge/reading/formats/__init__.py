@@ -14,7 +14,8 @@ signs                    the signs of the fonts Symbol, Wingdings and Webdings i
 pdf                      PDF files, with a library that is an extra
 records                  .json, .jsonl, .csv and .tsv
 
-To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
+To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it. It raises
+`Unreadable`, with the reason, for a file that is left out.
 """
 
 from collections.abc import Callable, Iterable
@@ -66,11 +67,7 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of a file, in bytes.
-
-    Raises:
-        Unreadable: it is empty, or no regular file.
-    """
+    """Returns the size of a file, in bytes."""
     if not path.is_file():
         raise Unreadable("not a regular file")
     size = path.stat().st_size
