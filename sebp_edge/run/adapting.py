@@ -32,11 +32,11 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.assessment import Assessor
 from sebp_edge.run.encoding import TrainingPreparation
-from sebp_edge.run.forgetting import Remaining
 from sebp_edge.run.job import Phase
 from sebp_edge.run.live_training import LiveTraining
 from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.preparation import PlannedTraining, Prepared
+from sebp_edge.run.remaining import Remaining
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.texts_comparison import compare_with_active
