@@ -92,7 +92,7 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/engine/models/gguf/families.py", "sebp_edge/engine/models/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
-    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target_folder.py"),
+    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
