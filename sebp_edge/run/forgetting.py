@@ -23,7 +23,6 @@ from sebp_edge.store.history import history_of
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.version_documents import KnownDocument
 from sebp_edge.values.documents import Document, printable
-from sebp_edge.values.draw import Fingerprint
 from sebp_edge.values.folder import Folder
 
 # The number of documents that a message names.
@@ -77,7 +76,8 @@ def begin_forgetting(
     """
     completed = complete(adapter)
     try:
-        return _find_forgetting(call, adapter, documents, texts, with_near_duplicates=with_near_duplicates), None
+        found = _Search(call, adapter, texts).forgetting(documents, with_near_duplicates=with_near_duplicates)
+        return found, None
     except UnknownDocument as error:
         if completed is not None:
             return None, completed
@@ -115,57 +115,116 @@ def end_forgetting(adapter: Adapter, found: Forgetting, new: SavedAdapter | None
     return erase(adapter, receipt, found.keys)
 
 
-def _find_forgetting(
-    call: Call,
-    adapter: Adapter,
-    documents: Sequence[str | Path],
-    texts: list | None,
-    *,
-    with_near_duplicates: bool,
-) -> Forgetting:
-    """Finds what has to go, and what to train on."""
-    versions = list(read_versions(adapter))
-    base = _base(versions, adapter.active())
-    now = DocumentsNow.of(call, adapter, base, texts)
-    given = now.where.paths if now.where else [item for item in texts if isinstance(item, Path | Folder)]
-    folders = [_folder_of(item) for item in given]
-    found = defaultdict(set)
-    for document in documents:
-        for salt, hash in _find(str(document), versions, base, folders, adapter.name, call):
-            found[salt].add(hash)
-    near = _relatives(versions, base.salt, now.fingerprints, found[base.salt])
-    if with_near_duplicates:
-        found[base.salt] |= near
-    # A text that is there is found in versions from other stores, too.
-    own = {
-        number: now.reading.documents[number].own_text
-        for number, one in now.fingerprints.items()
-        if one.key in found[base.salt]
-    }
-    for salt in {version.salt for version in versions if version.listed} - {base.salt}:
-        found[salt] |= {one.key for one in take_fingerprints(own, salt).values()}
-    keys = {salt: hashes for salt, hashes in found.items() if hashes}
-    if base.salt not in keys:
-        raise TextsError(
-            f"Only versions from another store are known to have these documents, and version {base.number} can be "
-            "searched for them only by their texts; give these with the others."
+class _Search:
+    """A search for documents in all versions of an adapter, and among its texts as they are now."""
+
+    def __init__(self, call: Call, adapter: Adapter, texts: list | None):
+        self._call, self._name, self._versions = call, adapter.name, list(read_versions(adapter))
+        self._base = _base(self._versions, adapter.active())
+        self._listed = [(version, one) for version in self._versions for one in version.own]
+        self._now = DocumentsNow.of(call, adapter, self._base, texts)
+        where = self._now.where
+        given = where.paths if where else [item for item in texts if isinstance(item, Path | Folder)]
+        self._folders = [_folder_of(item) for item in given]
+
+    def forgetting(self, documents: Sequence[str | Path], *, with_near_duplicates: bool) -> Forgetting:
+        """Finds what has to go, and what to train on."""
+        base, versions, keys = self._base, self._versions, defaultdict(set)
+        for document in documents:
+            for salt, hash in self._find(str(document)):
+                keys[salt].add(hash)
+        near = self._near_duplicates(keys[base.salt])
+        if with_near_duplicates:
+            keys[base.salt] |= near
+        self._add_from_texts(keys)
+        keys = {salt: hashes for salt, hashes in keys.items() if hashes}
+        if base.salt not in keys:
+            raise TextsError(
+                f"Only versions from another store are known to have these documents, and version {base.number} can be "
+                "searched for them only by their texts; give these with the others."
+            )
+        listed = {one.key: one for version in [*versions, base] if version.salt == base.salt for one in version.own}
+        everywhere = {one.key: one for _, one in self._listed} | listed
+        chosen = {hash for hashes in keys.values() for hash in hashes if hash in everywhere} - near
+        unlisted = tuple(version.number for version in versions if not version.listed or version.salt not in keys)
+        removed = {*unlisted, *(version.number for version in versions if version.knows(keys))}
+        return Forgetting(
+            name=self._name,
+            documents=in_order(everywhere[hash] for hash in chosen),
+            near_duplicates=in_order(listed[hash] for hash in near),
+            with_near_duplicates=with_near_duplicates,
+            versions=tuple(sorted(removed)),
+            unlisted=unlisted,
+            lost=self._lost(removed, keys[base.salt]),
+            remaining=remaining_of(base, keys[base.salt], self._now, self._call) if base.knows(keys) else None,
+            keys=keys,
         )
-    listed = {one.key: one for version in [*versions, base] if version.salt == base.salt for one in version.own}
-    everywhere = {one.key: one for version in versions for one in version.own} | listed
-    chosen = {hash for hashes in keys.values() for hash in hashes if hash in everywhere} - near
-    unlisted = tuple(version.number for version in versions if not version.listed or version.salt not in keys)
-    known = {version.number for version in versions if version.knows(keys)}
-    return Forgetting(
-        name=adapter.name,
-        documents=in_order(everywhere[hash] for hash in chosen),
-        near_duplicates=in_order(listed[hash] for hash in near),
-        with_near_duplicates=with_near_duplicates,
-        versions=tuple(sorted({*known, *unlisted})),
-        unlisted=unlisted,
-        lost=_lost(versions, base, {*known, *unlisted}, keys[base.salt]),
-        remaining=remaining_of(base, keys[base.salt], now, call) if base.knows(keys) else None,
-        keys=keys,
-    )
+
+    def _find(self, wanted: str) -> list[tuple[bytes, int]]:
+        """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
+        paths = set(_names_of(wanted, self._folders))
+        exact = [each for each in self._listed if self._is_exactly(wanted, *each)]
+        called = exact or [each for each in self._listed if any(_is_called(path, each[1]) for path in paths)]
+        found = [(version.salt, one.key) for version, one in called]
+        if not found and (path := expand_user(wanted)).is_file():
+            found = self._find_content(path)
+        if found:
+            return found
+        names = {one.name for _, one in self._listed if one.name is not None}
+        close = difflib.get_close_matches(wanted, names, n=_NAMED)
+        advice = "`sebp-edge adapters show` lists what it knows."
+        if close:
+            advice = f"did you mean {' or '.join(map(repr, close))}?"
+        raise UnknownDocument(f"No version of the adapter {self._name!r} knows a document {wanted!r}; {advice}")
+
+    def _is_exactly(self, wanted: str, version: Version, document: KnownDocument) -> bool:
+        number = document.number if version is self._base and document.name is None else None
+        return _is_called(wanted, document) or wanted in (document.hash, str(number))
+
+    def _find_content(self, path: Path) -> list[tuple[bytes, int]]:
+        texts = dict(enumerate(document.own_text for document in _documents_of(path, self._call)))
+        salts = {version.salt for version in self._versions}
+        hashes = {salt: {one.key for one in take_fingerprints(texts, salt).values()} for salt in salts}
+        if not any(one.key in hashes[version.salt] for version, one in self._listed):
+            return []
+        return [(salt, hash) for salt, own in hashes.items() for hash in own]
+
+    def _add_from_texts(self, keys: dict[bytes, set[int]]) -> None:
+        """Adds what a text that is there is called in versions from other stores."""
+        here, salt = self._now, self._base.salt
+        numbers = [number for number, one in here.fingerprints.items() if one.key in keys[salt]]
+        own = {number: here.reading.documents[number].own_text for number in numbers}
+        for other in {version.salt for version in self._versions if version.listed} - {salt}:
+            keys[other] |= {one.key for one in take_fingerprints(own, other).values()}
+
+    def _near_duplicates(self, hashes: set[int]) -> set[int]:
+        """Returns the hashes of near-duplicates that a version knows; of each two, one must be among the texts."""
+        known = {
+            document.key: document
+            for version in self._versions
+            if version.listed and version.salt == self._base.salt
+            for document in history_of(version.listed).documents
+            if document.role is not None
+        }
+        forgotten = [document for key, document in known.items() if key in hashes]
+        others = [document for key, document in known.items() if key not in hashes]
+        texts = self._now.fingerprints.values()
+        here = [one for one in texts if one.key in known and one.key not in hashes]
+        own = [one for one in texts if one.key in hashes]
+        found = {one.key for one, near in zip(here, match(here, forgotten).relatives, strict=True) if near}
+        return found | {others[index].key for near in match(own, others).relatives for index in near}
+
+    def _lost(self, removed: set[int], hashes: set[int]) -> tuple[KnownDocument, ...]:
+        """Returns the other documents that removed versions have learnt after the version that is made again."""
+        base = self._base
+        kept = hashes | {one.key for one in base.own}
+        lost = {
+            one.hash: one
+            for version, one in self._listed
+            if version.number in removed and version.number > base.number and version.salt == base.salt
+            if one.key not in kept and not one.absent
+        }
+        return in_order(lost.values())
 
 
 def _base(versions: list[Version], active: int | None) -> Version:
@@ -179,45 +238,10 @@ def _base(versions: list[Version], active: int | None) -> Version:
     )
 
 
-def _find(
-    wanted: str,
-    versions: list[Version],
-    base: Version,
-    folders: list[Path],
-    name: str,
-    call: Call,
-) -> list[tuple[bytes, int]]:
-    """Returns the salts and hashes of what is meant: a name, number or hash, else a path, else a file's content."""
-
-    def is_called(name: str, document: KnownDocument) -> bool:
-        return document.name is not None and (
-            document.name == name or bool(_PART.fullmatch(document.name.removeprefix(name)))
-        )
-
-    def is_exactly(version: Version, document: KnownDocument) -> bool:
-        number = document.number if version is base and document.name is None else None
-        return is_called(wanted, document) or wanted in (document.hash, str(number))
-
-    paths, listed = set(_names_of(wanted, folders)), [(version, one) for version in versions for one in version.own]
-    found = [(version.salt, one.key) for version, one in listed if is_exactly(version, one)] or [
-        (version.salt, one.key) for version, one in listed if any(is_called(path, one) for path in paths)
-    ]
-    if not found and (path := expand_user(wanted)).is_file():
-        texts = [document.own_text for document in _documents_of(path, call)]
-        hashes = {
-            version.salt: {one.key for one in take_fingerprints(dict(enumerate(texts)), version.salt).values()}
-            for version in versions
-        }
-        if any(one.key in hashes[version.salt] for version, one in listed):
-            found = [(salt, hash) for salt, own in hashes.items() for hash in own]
-    if found:
-        return found
-    names = {one.name for version in versions for one in version.own if one.name is not None}
-    close = difflib.get_close_matches(wanted, names, n=_NAMED)
-    advice = (
-        f"did you mean {' or '.join(map(repr, close))}?" if close else "`sebp-edge adapters show` lists what it knows."
+def _is_called(name: str, document: KnownDocument) -> bool:
+    return document.name is not None and (
+        document.name == name or bool(_PART.fullmatch(document.name.removeprefix(name)))
     )
-    raise UnknownDocument(f"No version of the adapter {name!r} knows a document {wanted!r}; {advice}")
 
 
 def _documents_of(path: Path, call: Call) -> list[Document]:
@@ -242,38 +266,6 @@ def _names_of(wanted: str, folders: list[Path]) -> Iterator[str]:
             relative = path.relative_to(folder).as_posix()
             for begin in range(1, len(folder.parts) + 1):
                 yield printable("/".join([*folder.parts[begin:], relative]))
-
-
-def _relatives(
-    versions: list[Version], salt: bytes, fingerprints: Mapping[int, Fingerprint], hashes: set[int]
-) -> set[int]:
-    """Returns the hashes of near-duplicates that a version knows; of each two, one must be among the texts."""
-    known = {
-        document.key: document
-        for version in versions
-        if version.listed and version.salt == salt
-        for document in history_of(version.listed).documents
-        if document.role is not None
-    }
-    forgotten = [document for key, document in known.items() if key in hashes]
-    others = [document for key, document in known.items() if key not in hashes]
-    here = [one for one in fingerprints.values() if one.key in known and one.key not in hashes]
-    own = [one for one in fingerprints.values() if one.key in hashes]
-    found = {one.key for one, near in zip(here, match(here, forgotten).relatives, strict=True) if near}
-    return found | {others[index].key for near in match(own, others).relatives for index in near}
-
-
-def _lost(versions: list[Version], base: Version, removed: set[int], hashes: set[int]) -> tuple[KnownDocument, ...]:
-    """Returns the other documents that removed versions have learnt after the version that is made again."""
-    kept = hashes | {one.key for one in base.own}
-    lost = {
-        one.hash: one
-        for version in versions
-        if version.number in removed and version.number > base.number and version.salt == base.salt
-        for one in version.own
-        if one.key not in kept and not one.absent
-    }
-    return in_order(lost.values())
 
 
 def _exactness(remaining: Remaining | None, new: SavedAdapter | None, *, is_exact: bool) -> str:
