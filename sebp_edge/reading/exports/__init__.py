@@ -43,7 +43,7 @@ MAX_MAILBOX = 20_000_000_000
 Part = Read | Chat | Names
 
 # The endings of prose, behind which programs write JSON, too; and how that begins.
-_PROSE = {"", ".txt", ".rst", ".org", ".mdx", ".html", ".htm", *formats.MARKDOWN}
+_PROSE = {"", ".txt", ".rst", ".org", ".html", ".htm", *formats.MARKDOWN}
 _MAY_BE_JSON = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*[\[{]")
 
 
@@ -71,11 +71,7 @@ BY_ENDING = {
 
 
 def read_file(path: Path, vault: Vault | None = None) -> Iterator[Part]:
-    """Yields the contents of one file, chats if it is an export of some, else as `formats.read_file` does.
-
-    Raises:
-        Unreadable: nothing in the file can be used.
-    """
+    """Yields the contents of one file, chats if it is an export of some, else as `formats.read_file` does."""
     ending = path.suffix.lower()
     try:
         kind = ".json" if ending in _PROSE and _is_json(path) else ending
