@@ -9,7 +9,7 @@ from typing import Any
 _BY_ENDING = {
     ".textpack .bear2bk": ("a Bear archive", "export the notes as Markdown"),
     ".one .onepkg .onetoc2": ("a OneNote file", "export its pages as Word files (.docx)"),
-    ".mdx .qmd .rmd": ("Markdown with code (MDX, Quarto or R)", "save it as .md"),
+    ".qmd .rmd": ("Markdown with code (Quarto or R)", "save it as .md"),
     ".adoc .asciidoc": ("an AsciiDoc file", "convert it to Markdown"),
     ".tex": ("a LaTeX file", "convert it to Markdown, or save it as .txt"),
     ".textile .mediawiki .wiki .creole": ("a wiki page", "convert it to Markdown, or save it as .txt"),

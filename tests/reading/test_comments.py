@@ -34,6 +34,23 @@ def test_comments_are_left_out_of_markdown(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.md", written)) == [read]
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("A\n\n.. x\n   y\n\n   z\n\nB", "A\n\n\n\nB"),
+        (".. _target: https://a.org\n.. x\n.. y\n\nB", ".. _target: https://a.org\n\n\n\nB"),
+        ("..\n   x\n\nB", "B"),
+        (".. Note: x\n\nB", "B"),
+        (".. note:: kept\n   kept\n\nB", ".. note:: kept\n   kept\n\nB"),
+        (".. [1] kept\n\n.. |s| image:: kept.png", ".. [1] kept\n\n.. |s| image:: kept.png"),
+        ("Code::\n\n    .. kept\n\nB\n.. kept", "Code::\n\n    .. kept\n\nB\n.. kept"),
+        ("..\n\n    A quotation.", "..\n\n    A quotation."),
+    ],
+)
+def test_comments_are_left_out_of_restructured_text(tmp_path, written, read):
+    assert contents(write_file(tmp_path, "a.rst", written)) == [read]
+
+
 def test_comments_are_counted_and_a_text_that_is_cut_is_said_to_be(tmp_path):
     write_file(tmp_path, "a.md", "A <!-- x --> B <!-- y -->")
     write_file(tmp_path, "b.md", "A.\n\n<!-- never closed")

@@ -32,7 +32,7 @@ def test_json_is_read_as_what_it_is_whatever_the_ending(tmp_path, name, text):
 BACKUP = {"version": "004", "items": [{"uuid": "x", "content_type": "Note", "content": {"text": "Lentils"}}]}
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.TXT", "a.md", "a.markdown", "a.org", "a.rst", "a.html", "a"])
+@pytest.mark.parametrize("name", ["a.txt", "a.TXT", "a.md", "a.markdown", "a.mdx", "a.org", "a.rst", "a.html", "a"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_json_in_a_file_of_prose_is_read_as_json(folder, name, encoding):
     write_file(folder, name, json.dumps(BACKUP, indent=2).encode(encoding))

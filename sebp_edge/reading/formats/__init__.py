@@ -4,8 +4,9 @@ Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
 notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
+mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments
-org                      Org files
+org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx                     Word files: docx_text their text, docx_story what is open in it, docx_styles headings and lists
 odt                      OpenDocument texts; `xml_parts` reads XML for these and for Word files
@@ -25,12 +26,14 @@ from sebp_edge.reading.foreign import reason_against_name
 from sebp_edge.reading.formats.docx import read_docx
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.html import read_html
+from sebp_edge.reading.formats.mdx import read_mdx
 from sebp_edge.reading.formats.notebook import read_notebook
 from sebp_edge.reading.formats.notes import read_note
 from sebp_edge.reading.formats.odt import read_odt
 from sebp_edge.reading.formats.org import read_org
 from sebp_edge.reading.formats.pdf import read_pdf
 from sebp_edge.reading.formats.record_files import Read, read_csv, read_json
+from sebp_edge.reading.formats.rst import read_rst
 from sebp_edge.reading.formats.rtf import read_rtf
 from sebp_edge.reading.vaults import Vault
 from sebp_edge.values.documents import Unreadable, printable
@@ -97,8 +100,10 @@ MARKDOWN = {".md", ".markdown"}
 WORD = {".docx", ".docm", ".dotx", ".dotm"}
 PACKED = {*WORD, ".odt", ".ott", ".pdf"}
 FORMATS: dict[str, Reader] = {
-    **dict.fromkeys((".txt", ".rst"), decode),
+    ".txt": decode,
+    ".rst": read_rst,
     **dict.fromkeys(MARKDOWN, read_note),
+    ".mdx": read_mdx,
     ".org": read_org,
     **dict.fromkeys((".html", ".htm"), read_html),
     ".ipynb": read_notebook,
