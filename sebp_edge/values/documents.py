@@ -47,7 +47,7 @@ def turns_with_loss(messages: Sequence[Message]) -> list[int]:
 Content = str | PromptCompletion | Conversation
 
 
-_COUNT = re.compile(r": ([\d,]*\d)\Z| \((?:byte|line) [\d,]+\)")
+_COUNT = re.compile(r": ([\d,]*\d(?: of [\d,]+)?)\Z| \((?:byte|line) [\d,]+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class LeftOut:
 
     @property
     def count(self) -> str:
-        """How much of a file this is about, such as "37" comments; empty if that is all of it."""
+        """How much of a file this is about, such as "37 of 120" words; empty if that is all of it."""
         found = _COUNT.search(self.reason)
         return (found and found[1]) or ""
 
     @property
     def number(self) -> int:
         """The count; 0 without one."""
-        return int((self.count or "0").replace(",", ""))
+        return int((self.count or "0").split()[0].replace(",", ""))
 
 
 class Unreadable(Exception):

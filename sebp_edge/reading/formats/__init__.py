@@ -3,6 +3,7 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
+coverage                 how many words of a file its reader has not read
 notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
 mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sebp_edge.reading.foreign import reason_against_name
+from sebp_edge.reading.formats.coverage import COUNTED, with_coverage
 from sebp_edge.reading.formats.docx import read_docx
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.html import read_html
@@ -66,7 +68,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
         raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
     refuse_larger(size, MAX_FILE_SIZE)
     contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
-    return [contents] if isinstance(contents, str) else contents
+    contents = [contents] if isinstance(contents, str) else contents
+    return with_coverage(path, contents) if ending in COUNTED else contents
 
 
 def size_of(path: Path) -> int:
