@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_269
+MAX_LINES = 51_722
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
-    "ask": 1_306,
+    "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_062,
+    "cli": 3_053,
     "engine": 9,
     "engine.memory": 1_826,
     "engine.models": 4_754,
@@ -69,16 +69,16 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_714,
     "engine.sparse.patches": 2_696,
     "engine.sparse.rows": 1_240,
-    "engine.training": 4_161,
-    "export": 1_967,
-    "lessons": 2_247,
+    "engine.training": 4_160,
+    "export": 1_852,
+    "lessons": 2_218,
     "machine": 1_017,
-    "reading": 6_131,
-    "research": 1_778,
-    "run": 5_873,
+    "reading": 5_811,
+    "research": 1_699,
+    "run": 5_828,
     "serve": 3_930,
-    "store": 2_799,
-    "values": 1_839,
+    "store": 2_903,
+    "values": 1_797,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
