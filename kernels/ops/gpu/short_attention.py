@@ -367,7 +367,7 @@ def _forward_tiles(head_size: int) -> _StepTiles:
 def _backward_tiles(head_size: int, device: torch.device) -> _StepTiles:
     """The largest that fit into registers and shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
     if head_size == 256:
-        return _StepTiles(32, 32, 8)
+        return _StepTiles(64, 16, 4)
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     return _StepTiles(128, 64, 8) if is_hopper else _StepTiles(32, 64, 8)
 
