@@ -15,8 +15,9 @@ from huggingface_hub import constants
 
 from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.units import gigabytes, plural, sizes_apart
+from sebp_edge.engine.memory.this_machine import kernels_problem
 from sebp_edge.machine import devices
-from sebp_edge.ops.backend import has_triton
+from sebp_edge.ops.backend import has_kernels
 from sebp_edge.store.adapter_store import AdapterStore
 
 
@@ -73,8 +74,9 @@ def _kernels() -> Finding:
     # Triton's distribution has another name on some systems.
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
-    uses_triton = devices.pick_device().type == "cuda" and has_triton()
-    return Finding("kernels", f"{'Triton' if uses_triton else 'plain PyTorch'}; {triton}")
+    device = devices.pick_device()
+    state = "Triton, checked on this GPU" if device.type == "cuda" and has_kernels(device) else "plain PyTorch"
+    return Finding("kernels", f"{state}; {triton}", kernels_problem(device))
 
 
 def _memory() -> Finding:

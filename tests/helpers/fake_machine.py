@@ -50,7 +50,7 @@ class FakeMachine:
 
     def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
         """Sets which optional libraries plans find."""
-        self._monkeypatch.setattr(this_machine, "has_triton", lambda: triton)
+        self._monkeypatch.setattr(this_machine, "has_kernels", lambda device: triton)
         found = SimpleNamespace(__spec__="installed") if bitsandbytes else None
         self._monkeypatch.setitem(sys.modules, "bitsandbytes", found)
 

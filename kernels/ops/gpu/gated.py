@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .lora import place_of, rank_block, sum_over_rows
+from .. import reference
+from .lora import place_of, rank_block, sum_over_rows, takes_rank
 from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 BLOCK_M = 1024
@@ -243,7 +244,9 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 def gated_lora_backward(
     dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """dA comes in fp32."""
+    """dA comes in fp32, unless plain PyTorch computes it, as for high ranks."""
+    if not takes_rank(lora_A, len(lora_A)):
+        return reference.gated_lora_backward(dout_NM, up_NR, lora_A, gate_NM, up_NM, activation)
     # Of no outputs the kernel reads nothing that dB takes.
     dout_NM, up, no_outputs = with_contiguous_rows(dout_NM), with_contiguous_rows(up_NR), up_NR[:, :0]
     return joined_gated_backward(dout_NM, up, lora_A, gate_NM, up_NM, activation, no_outputs, up_NR, 1.0)[:2]
