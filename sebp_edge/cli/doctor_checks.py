@@ -17,7 +17,7 @@ from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.units import gigabytes, plural, sizes_apart
 from sebp_edge.engine.memory.this_machine import kernels_problem
 from sebp_edge.machine import devices
-from sebp_edge.ops.backend import has_kernels
+from sebp_edge.ops import backend
 from sebp_edge.store.adapter_store import AdapterStore
 
 
@@ -75,7 +75,7 @@ def _kernels() -> Finding:
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
     device = devices.pick_device()
-    state = "Triton, checked on this GPU" if device.type == "cuda" and has_kernels(device) else "plain PyTorch"
+    state = "Triton, checked on this GPU" if device.type == "cuda" and backend.has_kernels(device) else "plain PyTorch"
     return Finding("kernels", f"{state}; {triton}", kernels_problem(device))
 
 

@@ -22,7 +22,7 @@ from .move_rows import load_sum, with_contiguous_rows
 MAX_PROJECTIONS = 3
 # Tiles that fit into 99 KB of shared memory. Large ones of high ranks, or of fp32, would not, or spill kilobytes of
 # registers, as small ones of yet higher ranks do.
-MAX_RANK, MAX_RANK_OF_LARGE_TILES, MAX_RANK_OF_FP32 = 256, 64, 64
+MAX_RANK, MAX_RANK_OF_LARGE_TILES, MAX_RANK_OF_FP32 = 256, 64, 32
 TILES, SMALL_TILES = {"BLOCK_N": 64, "BLOCK_M": 128}, {"BLOCK_N": 32, "BLOCK_M": 64}
 SUM_BLOCK_N, SUM_BLOCK_E = 8, 1024
 
