@@ -55,27 +55,27 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_985
+MAX_LINES = 53_003
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_065,
+    "cli": 3_055,
     "engine": 9,
-    "engine.memory": 1_826,
+    "engine.memory": 1_837,
     "engine.models": 4_754,
     "engine.models.gguf": 1_168,
-    "engine.sparse": 1_714,
+    "engine.sparse": 1_716,
     "engine.sparse.patches": 2_696,
     "engine.sparse.rows": 1_240,
     "engine.training": 4_161,
     "export": 1_967,
     "lessons": 2_285,
-    "machine": 1_017,
+    "machine": 1_030,
     "reading": 6_788,
     "research": 1_778,
-    "run": 5_873,
+    "run": 5_875,
     "serve": 3_930,
     "store": 2_799,
     "values": 1_857,
@@ -102,7 +102,6 @@ HOMES = {
     # Whoever starts a program makes it end with this one: see basics/children.py.
     "subprocess": (
         "sebp_edge/basics/children.py",
-        "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",
         "sebp_edge/serve/processes.py",

@@ -5,13 +5,10 @@ tensors are filled with NaN. What was found is kept for this GPU, its driver, th
 sources of these operations.
 """
 
-import ctypes
 import functools
 import hashlib
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sebp_edge import ops
 from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.machine.host import driver_release
 
+from .. import ops
 from . import backend, choices, reference
 from .copies import TensorCopy, repeatedly
 from .frozen_weights import dequantise
@@ -224,15 +222,10 @@ class _Trial:
 
 def conditions(device: torch.device) -> dict[str, str]:
     """What a trial's outcome depends on."""
-    index, release = choices.device_index(device), ctypes.create_string_buffer(96)
-    # Without NVML, only the driver's CUDA is known.
-    with suppress(OSError):
-        nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
-        nvml.nvmlInit_v2()
-        nvml.nvmlSystemGetDriverVersion(release, len(release))
+    index = choices.device_index(device)
     sources = [each.read_bytes() for each in sorted(Path(__file__).parent.rglob("*.py"))]
     return choices.machine(index) | {
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(index)),
-        "release": release.value.decode(),
+        "release": driver_release(),
         "sources": hashlib.sha256(b"\0".join(sources)).hexdigest(),
     }

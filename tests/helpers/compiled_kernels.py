@@ -24,6 +24,7 @@ from triton.runtime import JITFunction, driver
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.engine.training import kernels_ahead
 from sebp_edge.ops import ActiveRows, FourBits, QuantisedScales, backend
+from sebp_edge.ops.frozen_weights import multiplies_in_4_bits
 from sebp_edge.ops.gpu import lora
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, SAFE_TILES
 
@@ -129,8 +130,9 @@ def multiply_in_4_bits(num_rows):
     weights = [weight(each, 256) for each in columns]
     x, dout = (torch.zeros(num_rows, width, dtype=torch.bfloat16) for width in (256, sum(columns)))
     stacked_A, stacked_B = torch.zeros(3 * RANK, 256).bfloat16(), torch.zeros(sum(columns), RANK).bfloat16()
-    kernels.outputs_and_low(x, weights, columns, stacked_A)
-    kernels.inputs_and_low(dout, weights, columns, 256, stacked_B, 1.0)
+    if multiplies_in_4_bits(weights, 256, x):
+        kernels.outputs_and_low(x, weights, columns, stacked_A)
+        kernels.inputs_and_low(dout, weights, columns, 256, stacked_B, 1.0)
     backend.kernels("four_bits").dequantise(weights, [torch.zeros(each, 256).bfloat16() for each in columns])
 
 

@@ -158,7 +158,7 @@ class Sparsified(Patch):
             raise OptionError(f"num_active is {num_active}; expected 1 to num_rows, which is {num_rows}.")
         if not (weight.is_cuda and backend.has_kernels(weight.device)):
             raise MachineError(
-                f"Measuring needs Triton and an NVIDIA GPU whose kernels work; the model is on {weight.device.type}."
+                f"Measuring needs an NVIDIA GPU and working Triton; the model is on {weight.device.type}."
             )
         ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values
         shapes = {(layer.in_features, layer.out_features) for layer in self.layers.values()}
