@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.machine.devices import pick_dtype, release_memory
 from sebp_edge.machine.host import driver_release
 
 from .. import ops
@@ -38,9 +39,9 @@ def failed(device: torch.device) -> str:
     key = conditions(device)
     found = read_kept("kernels", key)
     if not isinstance(found, str):
-        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-        found = ", ".join(try_all(device, dtype))
+        found = ", ".join(try_all(device, pick_dtype(device)))
         keep("kernels", key, found)
+        release_memory(device)
     return found
 
 
@@ -68,6 +69,7 @@ def _results(name: str, device: torch.device, dtype: torch.dtype, by_kernels: bo
         torch.enable_grad(),
         torch.autocast(device.type, enabled=False),
         torch.autograd.set_multithreading_enabled(False),
+        torch.cuda.device_of(torch.empty(0, device=device)),
         backend.tried(by_kernels),
         _FilledWithNan(),
     ):

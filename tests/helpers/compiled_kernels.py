@@ -82,7 +82,7 @@ def launches(shared_memory: int):
     for dtype, rank in ((torch.float32, lora.MAX_RANK_OF_FP32), (torch.bfloat16, lora.MAX_RANK)):
         yield partial(multiply_loras, rank, dtype)
         yield partial(multiply_rows, dtype, shared_memory)
-    for num_rows in (64, 80, 128):
+    for num_rows in (64, 128):
         yield partial(multiply_in_4_bits, num_rows)
 
 
