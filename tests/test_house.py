@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_003
+MAX_LINES = 52_462
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
-    "ask": 1_306,
+    "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_055,
+    "cli": 3_046,
     "engine": 9,
     "engine.memory": 1_837,
     "engine.models": 4_754,
@@ -69,16 +69,16 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse": 1_716,
     "engine.sparse.patches": 2_696,
     "engine.sparse.rows": 1_240,
-    "engine.training": 4_161,
-    "export": 1_967,
-    "lessons": 2_285,
+    "engine.training": 4_160,
+    "export": 1_852,
+    "lessons": 2_260,
     "machine": 1_030,
-    "reading": 6_788,
-    "research": 1_778,
-    "run": 5_875,
+    "reading": 6_470,
+    "research": 1_699,
+    "run": 5_830,
     "serve": 3_930,
-    "store": 2_799,
-    "values": 1_857,
+    "store": 2_903,
+    "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -92,11 +92,10 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/engine/models/gguf/families.py", "sebp_edge/engine/models/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
-    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target_folder.py"),
+    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
-    "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
     "yaml": ("sebp_edge/reading/formats/front_matter.py",),
     "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.
