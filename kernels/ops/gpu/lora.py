@@ -338,13 +338,9 @@ def rank_block(rank: int) -> int:
     return max(16, triton.next_power_of_2(rank))
 
 
-def takes_rank(lora: Tensor, rank: int) -> bool:
-    """Whether the kernels' tiles of this rank fit, in the dtype of an adapter."""
-    return rank <= (MAX_RANK if lora.element_size() == 2 else MAX_RANK_OF_FP32)
-
-
 def _has_tiles(columns: tuple[int, ...], weight_MR: Tensor) -> bool:
-    return len(columns) <= MAX_PROJECTIONS and takes_rank(weight_MR, weight_MR.shape[1])
+    max_rank = MAX_RANK if weight_MR.element_size() == 2 else MAX_RANK_OF_FP32
+    return len(columns) <= MAX_PROJECTIONS and weight_MR.shape[1] <= max_rank
 
 
 def _blocks(weight_MR: Tensor) -> dict[str, int]:
