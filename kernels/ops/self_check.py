@@ -77,12 +77,12 @@ def _results(name: str, device: torch.device, dtype: torch.dtype, by_kernels: bo
 
 
 class _FilledWithNan(TorchDispatchMode):
-    """New tensors have NaN in them, integers their largest number, so that what no kernel has written shows."""
+    """New tensors have NaN in them, or 127, so that what no kernel has written shows."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty):
-            out.fill_(torch.nan if out.is_floating_point() else torch.iinfo(out.dtype).max)
+            out.fill_(torch.nan if out.is_floating_point() else 127)
         return out
 
 
