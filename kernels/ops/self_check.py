@@ -8,7 +8,8 @@ sources of these operations.
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from .frozen_weights import dequantise
 
 logger = logging.getLogger(__name__)
 
+THREADS = 12
+
 
 @functools.cache
 def failed(device: torch.device) -> str:
@@ -41,25 +44,38 @@ def failed(device: torch.device) -> str:
     if not isinstance(found, str):
         found = ", ".join(try_all(device, pick_dtype(device)))
         keep("kernels", key, found)
+        if device.type == "cuda":
+            # Each thread's products had one, of 32 MB.
+            torch._C._cuda_clearCublasWorkspaces()
         release_memory(device)
     return found
 
 
-def try_all(device: torch.device, dtype: torch.dtype) -> Iterator[str]:
-    """Yields the names of files whose kernels fail: the error is above twice PyTorch's in this dtype plus 1e-4."""
-    for name in TRIED:
-        results = partial(_results, name, device)
-        try:
-            found, plain, truth = results(dtype, True), results(dtype, False), results(torch.float64, False)
-            allowed = [2 * (one - true).norm() + 1e-4 * true.norm() for one, true in zip(plain, truth, strict=True)]
-            # No comparison with NaN is true.
-            if all((one - true).norm() <= most for one, true, most in zip(found, truth, allowed, strict=True)):
-                continue
-        except Exception as error:
-            if ran_out_of_memory(error):
-                raise
-            logger.info("The kernels of %s raised %s: %s", name, type(error).__name__, error)
-        yield name
+def try_all(device: torch.device, dtype: torch.dtype) -> list[str]:
+    """The files whose kernels fail; they are tried side by side, since each first has to be compiled.
+
+    Raises:
+        RuntimeError: memory ran out.
+    """
+    # Triton's interpreter, which tests run, takes one thread.
+    with ThreadPoolExecutor(THREADS if device.type == "cuda" else 1) as pool:
+        fail = pool.map(partial(_fails, device, dtype), TRIED)
+        return [name for name, fails in zip(TRIED, fail, strict=True) if fails]
+
+
+def _fails(device: torch.device, dtype: torch.dtype, name: str) -> bool:
+    """Whether the error of a file's kernels is above twice PyTorch's in this dtype plus 1e-4."""
+    results = partial(_results, name, device)
+    try:
+        found, plain, truth = results(dtype, True), results(dtype, False), results(torch.float64, False)
+        allowed = [2 * (one - true).norm() + 1e-4 * true.norm() for one, true in zip(plain, truth, strict=True)]
+        # No comparison with NaN is true.
+        return not all((one - true).norm() <= most for one, true, most in zip(found, truth, allowed, strict=True))
+    except Exception as error:
+        if ran_out_of_memory(error):
+            raise
+        logger.info("The kernels of %s raised %s: %s", name, type(error).__name__, error)
+        return True
 
 
 def _results(name: str, device: torch.device, dtype: torch.dtype, by_kernels: bool) -> list[Tensor]:
