@@ -94,8 +94,7 @@ HOMES = {
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
-    "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
-    "turbohtml": ("sebp_edge/reading/formats/html.py",),
+    "turbohtml": ("sebp_edge/reading/formats/html.py", "sebp_edge/reading/formats/encodings.py"),
     "yaml": ("sebp_edge/reading/formats/front_matter.py",),
     "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.
