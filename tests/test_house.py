@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_722
+MAX_LINES = 52_392
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_053,
+    "cli": 3_056,
     "engine": 9,
     "engine.memory": 1_826,
     "engine.models": 4_754,
@@ -71,14 +71,14 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse.rows": 1_240,
     "engine.training": 4_160,
     "export": 1_852,
-    "lessons": 2_218,
+    "lessons": 2_260,
     "machine": 1_017,
-    "reading": 5_811,
+    "reading": 6_418,
     "research": 1_699,
     "run": 5_828,
     "serve": 3_930,
     "store": 2_903,
-    "values": 1_797,
+    "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46

@@ -233,7 +233,10 @@ def _left_out_lines(left_out: list[LeftOut]) -> list[tuple[int, str]]:
     lines = []
     for kind, found in kinds.items():
         if len(found) > MAX_OF_A_KIND:
-            lines.append((len(found), f"{len(found):,}, such as {found[0].source}: {kind}"))
+            most = max(found, key=lambda each: each.number)
+            in_part = f"in {len(found):,} files, {kind}: {most.count} in {most.source}"
+            whole = f"{len(found):,}, such as {found[0].source}: {kind}"
+            lines.append((len(found), in_part if " of " in most.count else whole))
         else:
             lines += [(1, f"{each.source}: {each.reason}") for each in found]
     return lines

@@ -24,7 +24,7 @@ Messages = Sequence[Message]
 Rendered = list[tuple[str, list[Span]]]
 
 # The roles that chat templates know. Error messages quote no other role, since it may be a user's text.
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 # Without marks, each turn is rendered with all messages before it. A conversation takes at most so many messages.
 MAX_RENDERED = 5_000_000
 # Turns that are rendered in one request, which has the time of one rendering.
@@ -45,8 +45,11 @@ class NotShown(Unreadable):
         super().__init__("the model's chat template does not show which part of it is the assistant's")
 
 
-def render_conversation(messages: Messages, tokenizer) -> Rendered:
+def render_conversation(messages: Messages, tokenizer, tools: Sequence[dict] = ()) -> Rendered:
     """Renders a conversation with the tokenizer's chat template.
+
+    Args:
+        tools: descriptions of the tools that the assistant may call.
 
     Returns:
         Pairs of a text and the character spans in it that the assistant wrote, end-of-turn marks included; one for each
@@ -58,8 +61,8 @@ def render_conversation(messages: Messages, tokenizer) -> Rendered:
         Unreadable: it refuses this conversation, has no place for a part of it, or a message contains a
             control token, which after rendering would look like the template's own.
     """
-    template = _ChatTemplate(tokenizer)
-    _refuse_control_tokens(messages, tokenizer)
+    template = _ChatTemplate(tokenizer, tools)
+    _refuse_control_tokens([messages, tools], tokenizer)
     # Nothing after the assistant's last turn has loss.
     messages = messages[: turns_with_loss(messages)[-1] + 1]
     try:
@@ -126,11 +129,15 @@ def render_end_of_turn(tokenizer) -> str:
 
 
 class _ChatTemplate:
-    """The chat template of a tokenizer."""
+    """The chat template of a tokenizer, with the tools that the assistant may call.
 
-    def __init__(self, tokenizer):
+    Raises:
+        ModelError: there is none.
+    """
+
+    def __init__(self, tokenizer, tools: Sequence[dict] = ()):
         try:
-            source = tokenizer.get_chat_template()
+            source = tokenizer.get_chat_template(tools=list(tools) or None)
         except ValueError as error:
             raise ModelError(
                 "This model has no chat template, so conversations cannot be used with it; "
@@ -139,6 +146,7 @@ class _ChatTemplate:
         if not isinstance(source, str):
             raise ModelError("This model's chat template is not a text; choose another model, or give plain texts.")
         self.has_marks = bool(_MARK.search(source))
+        self.tools = tools
         self._variables = tokenizer.special_tokens_map
         # The process that renders is the tokenizer's, and ends with it. A fork has one of its own.
         renderers = tokenizer.__dict__.setdefault("sebp_edge_renderers", {})
@@ -150,7 +158,7 @@ class _ChatTemplate:
     def render(self, messages: Messages, cuts: list[Cut], **variables) -> list[Rendering]:
         """Renders the beginnings of a conversation; see `Renderer.render`."""
         shown = [{name: value for name, value in message.items() if name not in _NOT_SHOWN} for message in messages]
-        return self._renderer.render(shown, self._variables | variables, cuts)
+        return self._renderer.render(shown, self.tools, self._variables | variables, cuts)
 
     def render_all(self, messages: Messages, *, prompt: bool = False, **variables) -> Rendering:
         """Renders a conversation."""
@@ -158,11 +166,21 @@ class _ChatTemplate:
         return rendering
 
 
-def _refuse_control_tokens(messages: Messages, tokenizer) -> None:
+def _refuse_control_tokens(value, tokenizer) -> None:
     control = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    texts = [value for message in messages for value in message.values() if isinstance(value, str)]
-    if any(token in text for text in texts for token in control):
+    if any(token in text for text in _strings(value) for token in control):
         raise Unreadable("a message spells out one of the model's control tokens")
+
+
+def _strings(value) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.items():
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)
 
 
 def _by_marks(messages: Messages, template: _ChatTemplate) -> Rendered | None:
@@ -173,7 +191,7 @@ def _by_marks(messages: Messages, template: _ChatTemplate) -> Rendered | None:
     if spans is None or len(spans) != len(written):
         return None
     turns = turns_with_loss(messages)
-    _refuse_lost(text, messages, turns)
+    _refuse_lost(text, messages, turns, template.tools)
     return [(text, [span for span, turn in zip(spans, written, strict=True) if turn in turns])]
 
 
@@ -198,10 +216,10 @@ def _by_turns(messages: Messages, template: _ChatTemplate) -> Rendered:
         if apart:
             apart.append((whole, spans[-1:]))
     if not apart:
-        _refuse_lost(whole, messages, turns)
+        _refuse_lost(whole, messages, turns, template.tools)
         return [(whole, spans)]
     for turn, (text, _) in zip(turns, apart, strict=True):
-        _refuse_lost(text, messages[: turn + 1], [turn])
+        _refuse_lost(text, messages[: turn + 1], [turn], template.tools)
     return apart
 
 
@@ -224,17 +242,18 @@ def _before_answers(messages: Messages, answer: Message, rendered: str, template
     before = rendered[: next((at for at, (one, another) in enumerate(both) if one != another), 0)]
     has_all = all(_find(message["content"], before) is not None for message in messages)
     if not (has_all and rendered[len(before) :].lstrip().startswith(said)):
-        if said != answer["content"].strip():
+        if "reasoning_content" in answer or said != answer["content"].strip():
             raise Unreadable("the model's chat template begins answers without a thought, and this one has one")
         raise NotShown
     return before
 
 
-def _refuse_lost(text: str, messages: Messages, turns: Sequence[int]) -> None:
+def _refuse_lost(text: str, messages: Messages, turns: Sequence[int], tools: Sequence[dict]) -> None:
     """Refuses a rendered conversation that lacks a part: many templates ignore what they do not know.
 
     Args:
-        turns: the indices of the messages with loss, which must be there.
+        turns: the indices of the messages with loss, which must be there; templates leave out the reasoning of earlier
+            ones.
     """
     at = 0
     for message in messages:
@@ -246,6 +265,13 @@ def _refuse_lost(text: str, messages: Messages, turns: Sequence[int]) -> None:
     # Templates that take thoughts out of an answer keep what follows them.
     if any(_find(messages[turn]["content"].rpartition("</think>")[2], text) is None for turn in turns):
         raise _no_place_for("answers of the assistant")
+    calls = [call["function"]["name"] for message in messages for call in message.get("tool_calls", ())]
+    described = [name for tool in tools if isinstance(name := tool.get("function", {}).get("name"), str)]
+    for names, what in ((calls, "calls of tools"), (described, "descriptions of tools")):
+        if any(_find(name, text) is None for name in names):
+            raise _no_place_for(what)
+    if any(_find(messages[turn].get("reasoning_content", ""), text) is None for turn in turns):
+        raise _no_place_for('"reasoning_content"')
 
 
 def _no_place_for(what: str) -> Unreadable:

@@ -111,7 +111,7 @@ class _Encoder:
             yield text, spans, _spans_in_answers(text, spans, [content.completion], lines)
         elif by_template:
             answers = (content.messages[turn]["content"].strip() for turn in content.turns)
-            for text, spans in render_conversation(content.messages, self._tokenizer):
+            for text, spans in render_conversation(content.messages, self._tokenizer, content.tools):
                 # Each span holds the next answer.
                 yield text, spans, _spans_in_answers(text, spans, answers, lines)
         else:

@@ -63,18 +63,20 @@ class Renderer:
     def __reduce__(self):
         return Renderer, (self.source, self._seconds)
 
-    def render(self, messages: Sequence[Message], variables: dict, cuts: list[Cut]) -> list[Rendering]:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[dict], variables: dict, cuts: list[Cut]
+    ) -> list[Rendering]:
         """Renders the beginnings of a conversation.
 
         Args:
-            variables: see `templates.Template.render`.
+            tools, variables: see `templates.Template.render`.
             cuts: for each beginning, its number of messages, and whether to add what begins the assistant's answer.
 
         Raises:
             TemplateRefuses: the template raised an error or exceeded a limit.
             ModelError: no child process can be started.
         """
-        request = {"messages": list(messages), "variables": variables, "cuts": cuts}
+        request = {"messages": list(messages), "tools": list(tools), "variables": variables, "cuts": cuts}
         with self._lock:
             answer = templates.answer(self._bundled, request) if self._bundled else self._answer(request)
         if answer is None:

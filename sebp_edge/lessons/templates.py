@@ -25,6 +25,7 @@ LENGTH, LENGTH_PER_MESSAGE, LENGTH_PER_CHARACTER = 100_000, 2_000, 10
 # A child that is idle for so many seconds ends.
 IDLE_SECONDS = 30
 _SECONDS_BETWEEN_LOOKS = 0.5
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TooLong(Exception):
@@ -52,7 +53,9 @@ class Template:
         self._marks = environment.extensions[_Generation.identifier]
         self._template = environment.from_string(source)
 
-    def render(self, messages: list[dict], variables: dict, *, prompt: bool) -> tuple[str, list | None]:
+    def render(
+        self, messages: list[dict], tools: list[dict], variables: dict, *, prompt: bool
+    ) -> tuple[str, list | None]:
         """Renders a conversation.
 
         Args:
@@ -62,12 +65,16 @@ class Template:
         Returns:
             The text, and the spans in it that the template marks as the assistant's; None if these are not in it.
         """
-        characters = len(json.dumps(messages, ensure_ascii=False))
+        characters = len(json.dumps([messages, tools], ensure_ascii=False))
         longest = LENGTH + LENGTH_PER_MESSAGE * len(messages) + LENGTH_PER_CHARACTER * characters
         self._marks.position, self._marks.found = 0, []
         blocks = []
         for block in self._template.generate(
-            messages=messages, tools=None, documents=None, add_generation_prompt=prompt, **variables
+            messages=[_with_reasoning(message) for message in messages],
+            tools=tools or None,
+            documents=None,
+            add_generation_prompt=prompt,
+            **variables,
         ):
             blocks.append(block)
             self._marks.position += len(block)
@@ -81,11 +88,18 @@ class Template:
 
 def answer(template: Template, request: dict) -> list[tuple[str, list | None]] | None:
     """Returns what a template renders of a request; None if it raises an error."""
-    messages, variables = request["messages"], request["variables"]
+    messages, tools, variables = request["messages"], request["tools"], request["variables"]
     try:
-        return [template.render(messages[:end], variables, prompt=prompt) for end, prompt in request["cuts"]]
+        return [template.render(messages[:end], tools, variables, prompt=prompt) for end, prompt in request["cuts"]]
     except Exception:  # it may raise anything, MemoryError and RecursionError too
         return None
+
+
+def _with_reasoning(message: dict) -> dict:
+    """Returns a message without null fields; its reasoning has each name that templates know it by."""
+    message = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 class _Generation(Extension):

@@ -1,6 +1,7 @@
 """Names files that are not read, and exports of other programs, each with what to do about it."""
 
 import re
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
@@ -8,7 +9,7 @@ from typing import Any
 _BY_ENDING = {
     ".textpack .bear2bk": ("a Bear archive", "export the notes as Markdown"),
     ".one .onepkg .onetoc2": ("a OneNote file", "export its pages as Word files (.docx)"),
-    ".mdx .qmd .rmd": ("Markdown with code (MDX, Quarto or R)", "save it as .md"),
+    ".qmd .rmd": ("Markdown with code (Quarto or R)", "save it as .md"),
     ".adoc .asciidoc": ("an AsciiDoc file", "convert it to Markdown"),
     ".tex": ("a LaTeX file", "convert it to Markdown, or save it as .txt"),
     ".textile .mediawiki .wiki .creole": ("a wiki page", "convert it to Markdown, or save it as .txt"),
@@ -56,36 +57,75 @@ def reason_against_name(name: str) -> str | None:
     return f"{what} ({ending}); {advice}"
 
 
-def _has(value: dict, path: str) -> bool:
-    """Whether an object has a key; with a slash, whether one of the first objects in the list under it has another."""
-    key, _, inner = path.partition("/")
-    if not inner:
-        return key in value
-    items = value.get(key)
-    return isinstance(items, list) and any(isinstance(item, dict) and inner in item for item in items[:3])
+def _items(value: Any, key: str) -> list[dict]:
+    """Returns the objects in the list under a key, at most the first three."""
+    found = value.get(key)
+    return [item for item in found[:3] if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def _has(value: Any, *keys: str) -> bool:
+    return all(key in value for key in keys)
+
+
+def _is_roam(value: dict) -> bool:
+    own = [*_items(value, "children"), value]
+    return "title" in value and any(
+        _has(each, "string") or _has(each, "edit-time") or _has(each, ":block/uid") for each in own
+    )
 
 
 _ID_OF_DISCORD = re.compile(r"\d{17,20}")
+
+
+def _is_channel(value: dict) -> bool:
+    """Whether this is a channel of Slack or of Discord, or Discord's list of their names by their ids."""
+    is_of_discord = bool(value) and all(map(_ID_OF_DISCORD.fullmatch, map(str, value)))
+    return is_of_discord or _has(value, "id", "created", "members") or _ID_OF_DISCORD.fullmatch(str(value.get("id")))
+
+
 _AS_MARKDOWN = "export it as Markdown"
 _AS_MESSAGES = 'save its conversations as records with "messages"'
-_CHANNEL = ("a channel of Discord or Slack", "what was said there is in other files")
-# The keys that an object of an export has, see `_has`; what it is, and what to do.
-_BY_KEYS = {
-    "title children/string": ("a Roam export", _AS_MARKDOWN),
-    "title children/:block/uid": ("a Roam export", _AS_MARKDOWN),
-    "title edit-time": ("a Roam export", _AS_MARKDOWN),
-    "version blocks/page-name": ("a Logseq export", _AS_MARKDOWN),
-    "id created members": _CHANNEL,
-    "messages/sender_name messages/timestamp_ms": ("an export of Messenger or Instagram", _AS_MESSAGES),
-    "guild channel messages": ("a Discord export", _AS_MESSAGES),
-    "textContent": ("a Google Keep note", 'save its text as .txt, or as a record with "text"'),
-    "title listContent": ("a Google Keep note", 'save its text as .txt, or as a record with "text"'),
-    "metadata entries/creationDate": ("a Day One export", "export it as plain text"),
-    "items/content_type": ("a Standard Notes backup", "export the notes as plain text"),
-    "creatorIdentifier": ("the settings of a text bundle", "its text is in the file beside them"),
-    "type transient version": ("the settings of a text bundle", "its text is in the file beside them"),
-    "activeNotes trashedNotes": ("a Simplenote export", "use the .txt files of the export"),
-}
+# What an object looks like, and what to do.
+_BY_SHAPE: list[tuple[str, Callable[[dict], bool], str]] = [
+    ("a Roam export", _is_roam, _AS_MARKDOWN),
+    (
+        "a Logseq export",
+        lambda value: "version" in value and any("page-name" in item for item in _items(value, "blocks")),
+        _AS_MARKDOWN,
+    ),
+    ("a channel of Discord or Slack", _is_channel, "what was said there is in other files"),
+    (
+        "an export of Messenger or Instagram",
+        lambda value: any(_has(item, "sender_name", "timestamp_ms") for item in _items(value, "messages")),
+        _AS_MESSAGES,
+    ),
+    ("a Discord export", lambda value: _has(value, "guild", "channel", "messages"), _AS_MESSAGES),
+    (
+        "a Google Keep note",
+        lambda value: "textContent" in value or ("listContent" in value and "title" in value),
+        'save its text as .txt, or as a record with "text"',
+    ),
+    (
+        "a Day One export",
+        lambda value: "metadata" in value and any("creationDate" in item for item in _items(value, "entries")),
+        "export it as plain text",
+    ),
+    (
+        "a Standard Notes backup",
+        lambda value: any("content_type" in item for item in _items(value, "items")),
+        "export the notes as plain text",
+    ),
+    (
+        "the settings of a text bundle",
+        lambda value: "creatorIdentifier" in value or value.get("type") == "net.daringfireball.markdown",
+        "its text is in the file beside them",
+    ),
+    (
+        "a Simplenote export",
+        lambda value: isinstance(value.get("activeNotes"), list),
+        "use the .txt files of the export",
+    ),
+]
 
 
 def foreign_export(value: Any) -> str | None:
@@ -93,10 +133,5 @@ def foreign_export(value: Any) -> str | None:
     export; export it as Markdown"; None if it looks like no known one."""
     if not isinstance(value, dict):
         return None
-    found = next((entry for keys, entry in _BY_KEYS.items() if all(_has(value, key) for key in keys.split())), None)
-    # Of Discord are an id that is a number, and a list of names by such ids.
-    if value and (
-        all(map(_ID_OF_DISCORD.fullmatch, map(str, value))) or _ID_OF_DISCORD.fullmatch(str(value.get("id")))
-    ):
-        found = found or _CHANNEL
+    found = next(((name, advice) for name, looks_so, advice in _BY_SHAPE if looks_so(value)), None)
     return found and f"this looks like {found[0]}; {found[1]}"

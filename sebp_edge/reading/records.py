@@ -1,11 +1,14 @@
-"""Turns records into contents: texts, prompts with their completions, and conversations, under the usual names.
+"""Turns records into contents: our own kinds, and those of Alpaca, Dolly, ShareGPT, OpenAI and TRL.
 
 A record keeps its meaning or is left out with a reason. The names of keys may be in upper case, as in the header of a
 table.
 """
 
+import json
+from collections.abc import Iterable, Iterator
+
 from sebp_edge.reading.foreign import foreign_export
-from sebp_edge.values.documents import Content, Conversation, Message, PromptCompletion, Unreadable
+from sebp_edge.values.documents import Content, Conversation, Message, PromptCompletion, Unreadable, texts_of
 
 # A prompt and its completion have one of these names each; the first ones are our own.
 PROMPTS = ("prompt", "instruction", "question", "query", "input")
@@ -13,157 +16,281 @@ COMPLETIONS = ("completion", "answer", "response", "output")
 # What a prompt may be about, as in Alpaca's and Dolly's records; it follows the prompt.
 CONTEXTS = ("question", "query", "input", "context", "article", "passage")
 SYSTEMS = ("system", "system_prompt")
+HISTORIES = ("history", "chat_history")
 # Whether an answer is to be learnt: TRL's and LLaMA-Factory's names. Tables spell the values out.
 VERDICTS = ("label", "kto_tag")
 _NO = (False, "false", "0", -1, "-1", "bad")
-# What records and messages may have besides that changes what is said, and what to do about it.
-_NOT_READ = {
-    **dict.fromkeys(("history", "chat_history"), 'give all turns as "messages"'),
-    **dict.fromkeys(("choices", "options"), "write them into the question"),
-    **dict.fromkeys(("tools", "functions", "tool_calls", "function_call"), "leave out what is about tools"),
-    **dict.fromkeys(
-        ("reasoning_content", "thinking", "reasoning"), "write thoughts into the answer, or leave them out"
-    ),
-    "train_detail": 'mark whole messages with "weight"',
-}
-# The names of roles in other formats: ShareGPT's, Gemini's, OASST's.
+_CALLS = ("function_call", "function-call", "tool_call")
+# The names of roles in other formats: ShareGPT's, Gemini's, OASST's, OpenAI's older ones.
 ROLES = {
     **dict.fromkeys(("human", "prompter"), "user"),
     **dict.fromkeys(("gpt", "bing", "chatgpt", "bard", "model", "ai", "bot"), "assistant"),
+    **dict.fromkeys(_CALLS, "assistant"),
+    **dict.fromkeys(("function_response", "function-response", "tool_response"), "tool"),
+    **dict.fromkeys(("observation", "function", "ipython"), "tool"),
 }
-_OF_TOOLS = {
-    *("tool", "function", "function_call", "function-call", "tool_call", "function_response", "function-response"),
-    *("tool_response", "observation", "ipython"),
-}
-_KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", *ROLES, *_OF_TOOLS})
 # Number of messages of a conversation: more than any model reads.
 MAX_MESSAGES = 100_000
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NOT_A_MESSAGE = 'a message without "role" and "content" strings'
+_NOT_CALLS = "a call of a tool without its name"
+_NOT_PAIRS = '"history" is not a list of pairs'
+_NOT_JSON = "a call or a description of a tool that is not JSON"
+# The names of fields that may be reported. Others are not quoted, since they may be the user's own words.
+_QUOTABLE = {
+    *("title", "subject", "topic", "summary", "abstract", "description", "caption", "keywords", "category", "source"),
+    *("explanation", "rationale", "reason", "thought", "thoughts", "comment", "comments", "note", "notes", "feedback"),
+    *("body", "content", "text", "label", "context", "background", "evidence", "hint", "hints", "critique", "metadata"),
+    *(*PROMPTS, *COMPLETIONS, *SYSTEMS, *_REASONING),
+}
+# Fields of fewer words are numbers, dates, names and categories.
+_MIN_WORDS = 4
 
-# The fields of a record or a message by their names in lower case, without those that are null.
-Fields = dict
 
+def read_record(record) -> tuple[Content, set[str]]:
+    """Returns the content of a record, and the names of the fields with words in them that were not read.
 
-def read_record(record) -> Content:
-    """Returns the content of a record."""
+    A name that may not be quoted is "".
+
+    Raises:
+        Unreadable: it has none of the known keys, or it cannot keep its meaning.
+    """
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
-    fields = _fields(record)
+    fields = _Fields(record)
     try:
-        return _content(fields)
+        content = _content(fields)
+        return content, fields.unread(texts_of(content))
     except Unreadable:
         if export := foreign_export(record):
             raise Unreadable(export) from None
         raise
 
 
+def is_preference(names) -> bool:
+    """Whether there are two answers by these names, in lower case, of which one was chosen."""
+    return "chosen" in names and "rejected" in names
+
+
 def prompt_and_completion(names) -> tuple[str, str] | None:
     """Returns which of the names, in lower case, are those of the prompt and its completion; None if one is missing."""
     prompt = next((name for name in PROMPTS if name in names), None)
-    completion = next((name for name in COMPLETIONS if name in names), None)
+    completions = ("chosen",) if is_preference(names) else COMPLETIONS
+    completion = next((name for name in completions if name in names), None)
     return None if prompt is None or completion is None else (prompt, completion)
 
 
-def _fields(record: dict) -> Fields:
-    fields = {}
-    for key, value in record.items():
-        if value is not None and fields.setdefault(_lower(key), value) is not value:
-            raise Unreadable("an object that has a key twice")
-    return fields
+class _Fields(dict):
+    """The fields of a record by their names in lower case, without those that are null.
+
+    Raises:
+        Unreadable: two have one name.
+    """
+
+    def __init__(self, record: dict):
+        for key, value in record.items():
+            if value is not None and self.setdefault(_lower(key), value) is not value:
+                raise Unreadable("an object that has a key twice")
+        self._taken = {"name"}
+        self.unread_in_messages: set[str] = set()
+
+    def take(self, *names: str):
+        """Returns the first of these fields that is there; marks it as read."""
+        name = next((name for name in names if name in self), names[0])
+        self._taken.add(name)
+        return self.get(name)
+
+    def take_string(self, name: str) -> str:
+        if not isinstance(value := self.take(name), str):
+            raise Unreadable(f'"{name}" is not a string')
+        return value
+
+    def take_messages(self, name: str) -> Iterator["_Fields"]:
+        messages = self.take(name)
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise Unreadable(f'"{name}" is not a list of messages')
+        _refuse_long(messages)
+        return map(_Fields, messages)
+
+    def unread(self, texts: Iterable[str] = ()) -> set[str]:
+        """Returns which were not read, also of messages; texts are those that were read, which a field may repeat."""
+        left = [name for name in self.keys() - self._taken if _has_words(self[name])]
+        left = [name for name in left if not any(self[name] in text for text in texts if isinstance(self[name], str))]
+        return {name if name in _QUOTABLE else "" for name in left} | self.unread_in_messages
 
 
 def _lower(name):
     return name.strip().lower() if isinstance(name, str) else name
 
 
-def _content(fields: Fields) -> Content:
-    if "chosen" in fields and "rejected" in fields:
-        raise Unreadable('a preference; give the answer to learn as "completion"')
+def _strings(value) -> list[str]:
+    """Returns the strings in a list or an object, and in the lists directly in it."""
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for each in values for text in (each if isinstance(each, list) else [each]) if isinstance(text, str)]
+
+
+def _has_words(value) -> bool:
+    if isinstance(value, list):
+        return any(_has_words(each) for each in value if isinstance(each, str))
+    return isinstance(value, str) and len(value.split(maxsplit=_MIN_WORDS)) >= _MIN_WORDS
+
+
+def _content(fields: _Fields) -> Content:
+    if is_preference(fields):
+        return _preferred(fields)
     for name in ("messages", "conversations"):
         if name in fields:
-            return _conversation(fields, _read_messages(fields[name], name))
+            return _conversation(fields, _read_messages(fields, name))
     if (keys := prompt_and_completion(fields)) is not None:
-        return _answer(fields, *keys)
+        prompt, completion = keys
+        return _answer(fields, prompt, completion)
     if "text" in fields:
         if isinstance(role := fields.get("role"), str) and _lower(role) in _KNOWN_ROLES:
             raise Unreadable('one message of a conversation; save its conversation as a record with "messages"')
-        return _string(fields, "text")
+        return fields.take_string("text")
     raise Unreadable('no "text", "prompt" and "completion", or "messages"')
 
 
-def _conversation(fields: Fields, messages: list[Message]) -> Conversation:
-    """Returns a conversation that begins with the record's system message, if it has one."""
-    _refuse_more(fields)
+def _preferred(fields: _Fields) -> Content:
+    """Returns the chosen answer after what it answers; the rejected one is not learnt."""
+    fields.take("rejected")
+    if isinstance(fields["chosen"], dict):  # as in LLaMA-Factory's conversations
+        fields["chosen"] = [fields["chosen"]]
+    before = next((_read_messages(fields, name) for name in ("messages", "conversations") if name in fields), [])
+    messages = before + _as_messages(fields, "chosen", "assistant")
+    asked = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if asked is not None:  # also where "chosen" repeats the prompt, as in TRL's records without one
+        earlier = [m | {"weight": 0} if m["role"] == "assistant" else m for m in messages[:asked]]
+        return _conversation(fields, earlier + messages[asked:])
+    if (keys := prompt_and_completion(fields)) is None:
+        raise Unreadable('a preference without a "prompt"; give the answer to learn as "completion"')
+    return _answer(fields, *keys)
+
+
+def _conversation(fields: _Fields, messages: list[Message]) -> Conversation:
+    """Returns a conversation that begins with the record's system message and earlier turns, if it has any."""
     for name in VERDICTS:
         if (verdict := _lower(fields.get(name))) in _NO:
             is_false = verdict in (0, "false", "0")
             raise Unreadable(f'an answer that is not to be learnt ("{name}" is {"false" if is_false else verdict})')
-    system = next((_string(fields, name) for name in SYSTEMS if name in fields), "")
-    if system.strip() and messages[:1] != [{"role": "system", "content": system}]:
-        messages = [{"role": "system", "content": system}, *messages]
+    before: list[Message] = []
+    system = fields.take(*SYSTEMS)
+    if system is not None and not isinstance(system, str):
+        raise Unreadable('"system" is not a string')
+    if system and system.strip() and messages[:1] != [{"role": "system", "content": system}]:
+        before.append({"role": "system", "content": system})
+    messages = before + _history(fields) + messages
     if not any(message["role"] == "assistant" for message in messages):
         raise Unreadable("no message from the assistant")
-    found = Conversation(tuple(messages))
+    found = Conversation(tuple(messages), _tools(fields))
     if not found.turns:
         raise Unreadable("no message from the assistant is to be learnt")
     return found
 
 
-def _answer(fields: Fields, prompt: str, completion: str) -> Content:
-    """Returns a prompt with its completion; a conversation if there is a system message."""
-    asked = "\n\n".join(filter(str.strip, [_string(fields, prompt), *_about(fields, prompt)]))
-    answer = _string(fields, completion)
-    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    conversation = _conversation(fields, turns)
-    return PromptCompletion(asked, answer) if len(conversation.messages) == len(turns) else conversation
+def _answer(fields: _Fields, prompt: str, completion: str) -> Content:
+    """Returns a prompt with its completion; a conversation if the record has more, or if they are messages."""
+    plain = isinstance(fields[prompt], str) and isinstance(fields[completion], str)
+    asked, answer = _as_messages(fields, prompt, "user"), _as_messages(fields, completion, "assistant")
+    if plain:
+        for name in ("choices", "options"):
+            if any(text not in fields[prompt] for text in _strings(fields.get(name))):
+                raise Unreadable(f'a question whose "{name}" are apart from it; write them into the question')
+        texts = [fields[prompt], *_about(fields, prompt)]
+        asked[0]["content"] = "\n\n".join(filter(str.strip, texts))
+        if isinstance(whole := fields.get("text"), str) and fields[completion] in whole:
+            fields.take("text")  # Alpaca's "text" repeats the record
+    else:
+        for message in asked:
+            if message["role"] == "assistant":
+                message["weight"] = 0
+        if not any(message["role"] == "assistant" for message in answer):
+            raise Unreadable("no message from the assistant")
+    conversation = _conversation(fields, asked + answer)
+    if plain and len(conversation.messages) == 2 and not conversation.tools:
+        return PromptCompletion(*(message["content"] for message in conversation.messages))
+    return conversation
 
 
-def _about(fields: Fields, prompt: str) -> list[str]:
+def _as_messages(fields: _Fields, name: str, role: str) -> list[Message]:
+    if isinstance(fields[name], str):
+        return [{"role": role, "content": fields.take_string(name)}]
+    if isinstance(fields[name], list) and all(isinstance(message, dict) for message in fields[name]):
+        return _read_messages(fields, name)
+    raise Unreadable(f'"{name}" is not a string')
+
+
+def _about(fields: _Fields, prompt: str) -> list[str]:
     """Returns what the prompt is about and is not in its lines; a "prompt" with a "context" says that itself."""
     names = ("input",) if prompt == "prompt" else CONTEXTS
-    texts = [_string(fields, name) for name in names if name != prompt and name in fields]
+    texts = [fields.take_string(name) for name in names if name != prompt and name in fields]
     return [text for text in texts if f"\n{text}\n" not in f"\n{fields[prompt]}\n"]
 
 
-def _string(fields: Fields, name: str) -> str:
-    if not isinstance(value := fields[name], str):
-        raise Unreadable(f'"{name}" is not a string')
-    return value
-
-
-def _refuse_more(fields: Fields) -> None:
-    """Raises an Unreadable if something would be lost that changes what is said."""
-    for name, advice in _NOT_READ.items():
-        if fields.get(name):
-            raise Unreadable(f'"{name}" is not read, and changes what is said; {advice}')
+def _history(fields: _Fields) -> list[Message]:
+    """Returns the turns before the prompt, which are context and have no loss."""
+    name = next((name for name in HISTORIES if name in fields), "history")
+    history = fields.take(name) or []
+    history = _parsed(history, _NOT_PAIRS) if isinstance(history, str) else history
+    if not isinstance(history, list):
+        raise Unreadable(_NOT_PAIRS)
+    if history and all(isinstance(turn, dict) for turn in history):
+        return [
+            message | {"weight": 0} if message["role"] == "assistant" else message
+            for message in _read_messages(fields, name)
+        ]
+    _refuse_long(history)
+    found: list[Message] = []
+    for turn in history:
+        if not (isinstance(turn, list | tuple) and len(turn) == 2 and all(isinstance(text, str) for text in turn)):
+            raise Unreadable(_NOT_PAIRS)
+        asked, answer = turn
+        found += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer, "weight": 0}]
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
-def _read_messages(messages, name: str) -> list[Message]:
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise Unreadable(f'"{name}" is not a list of messages')
+def _read_messages(fields: _Fields, name: str) -> list[Message]:
+    found = []
+    for given in fields.take_messages(name):
+        found.append(_message(given))
+        fields.unread_in_messages |= given.unread()
+    return found
+
+
+def _refuse_long(messages: list) -> None:
     if len(messages) > MAX_MESSAGES:
         raise Unreadable(f"a conversation of more than {MAX_MESSAGES:,} messages; split it")
-    return [_message(_fields(message)) for message in messages]
 
 
-def _message(fields: Fields) -> Message:
+def _message(fields: _Fields) -> Message:
     """Returns a message of the form that chat templates read; ShareGPT's have "from" and "value"."""
     is_sharegpt = "from" in fields and "role" not in fields
-    given, content = fields.get("from" if is_sharegpt else "role"), fields.get("value" if is_sharegpt else "content")
+    given, content = fields.take("from" if is_sharegpt else "role"), fields.take("value" if is_sharegpt else "content")
     if not isinstance(given, str):
         raise Unreadable(_NOT_A_MESSAGE)
-    role = _lower(given) if _lower(given) in _KNOWN_ROLES else given
-    _refuse_more(fields)
-    if role in _OF_TOOLS:
-        raise Unreadable("a message of a tool, which is not read; leave out what is about tools")
-    message: Message = {"role": ROLES.get(role, role), "content": _text(content)}
-    if message["role"] == "assistant" and _weight(fields) == 0:
-        message["weight"] = 0
-    return message | ({"name": name} if isinstance(name := fields.get("name"), str) else {})
+    role = given.strip().lower() if given.strip().lower() in _KNOWN_ROLES else given
+    message: Message = {"role": ROLES.get(role, role)}
+    calls = _calls(fields, content if role in _CALLS else None)
+    if role in _CALLS and not calls:
+        raise Unreadable(_NOT_CALLS)
+    if role in _CALLS or (content is None and calls):
+        content = ""
+    message["content"] = _text(content)
+    if calls:
+        message["tool_calls"] = calls
+    if message["role"] == "assistant":
+        _add_reasoning(message, fields)
+        if _weight(fields) == 0:
+            message["weight"] = 0
+    names = ("name", "tool_call_id") if message["role"] == "tool" else ("name",)
+    return message | {key: value for key in names if isinstance(value := fields.take(key), str)}
+
+
+_KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", *ROLES})
 
 
 def _text(content) -> str:
@@ -181,9 +308,71 @@ def _text(content) -> str:
     return "".join(texts)
 
 
-def _weight(fields: Fields) -> int:
+def _add_reasoning(message: Message, fields: _Fields) -> None:
+    reasoning = fields.take(*_REASONING)
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise Unreadable('"reasoning_content" is not a string')
+    if reasoning and reasoning.strip():
+        message["reasoning_content"] = reasoning
+
+
+def _weight(fields: _Fields) -> int:
     """Returns whether a message has loss, 1 or 0: OpenAI's "weight", Axolotl's "train" and ms-swift's "loss" say so."""
-    weights = [fields[name] for name in ("weight", "train", "loss") if name in fields]
+    if "train_detail" in fields:
+        raise Unreadable('a message of which a part is to be learnt ("train_detail")')
+    weights = [fields.take(name) for name in ("weight", "train", "loss") if name in fields]
     if any(weight not in (0, 1) for weight in weights):
         raise Unreadable('a message whose "weight" is neither 0 nor 1')
     return 0 if 0 in weights else 1
+
+
+def _calls(fields: _Fields, function_call: str | None) -> list[dict]:
+    """Returns the calls of tools in a message, in OpenAI's form with arguments as objects, which templates expect.
+
+    Args:
+        function_call: the value of a ShareGPT message that is a call.
+    """
+    calls = fields.take("tool_calls")
+    if not calls:
+        call = fields.take("function_call") if not isinstance(function_call, str) else _parsed(function_call)
+        calls = call if isinstance(call, list) else [] if call is None else [call]
+    if not isinstance(calls, list):
+        raise Unreadable(_NOT_CALLS)
+    return [_call(call) for call in calls]
+
+
+def _call(call) -> dict:
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Unreadable(_NOT_CALLS)
+    arguments = function.get("arguments", {})
+    arguments = _parsed(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
+    identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**identity, "type": "function", "function": {"name": function["name"], "arguments": _plain(arguments)}}
+
+
+def _tools(fields: _Fields) -> tuple[dict, ...]:
+    """Returns the descriptions of the tools that the assistant may call."""
+    tools = fields.take("tools", "functions")
+    tools = _parsed(tools) if isinstance(tools, str) and tools.strip() else tools or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Unreadable('"tools" is not a list of descriptions')
+    tools = [
+        tool if isinstance(tool.get("function"), dict) else {"type": "function", "function": tool} for tool in tools
+    ]
+    return tuple(_plain(tools))
+
+
+def _parsed(text: str, reason: str = _NOT_JSON):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreadable(reason) from None
+
+
+def _plain(value):
+    """Returns a copy of a value that an app gave, as it is in JSON."""
+    try:
+        return json.loads(json.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        raise Unreadable(_NOT_JSON) from None

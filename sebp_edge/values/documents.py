@@ -17,15 +17,17 @@ class PromptCompletion(NamedTuple):
     completion: str
 
 
-# A chat message: the strings "role" and "content". An assistant's may have the "weight" 0 if it has no loss, anyone's a
-# "name". One of a chat between people may have an "author", whom chat templates are not told.
+# A chat message: the strings "role" and "content". An assistant's may have "tool_calls", "reasoning_content", and the
+# "weight" 0 if it has no loss, a tool's "tool_call_id", and anyone's a "name". One of a chat between people may have an
+# "author", whom chat templates are not told.
 Message = dict[str, Any]
 
 
 class Conversation(NamedTuple):
-    """Chat messages, of which only the assistant's have loss."""
+    """Chat messages, of which only the assistant's have loss, and the tools that the assistant may call."""
 
     messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
     @property
     def turns(self) -> list[int]:
@@ -45,7 +47,7 @@ def turns_with_loss(messages: Sequence[Message]) -> list[int]:
 Content = str | PromptCompletion | Conversation
 
 
-_COUNT = re.compile(r": ([\d,]*\d)\Z| \((?:byte|line) [\d,]+\)")
+_COUNT = re.compile(r": ([\d,]*\d(?: of [\d,]+)?)\Z| \((?:byte|line) [\d,]+\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,14 @@ class LeftOut:
 
     @property
     def count(self) -> str:
-        """How much of a file this is about, such as "37" comments; empty if that is all of it."""
+        """How much of a file this is about, such as "37 of 120" words; empty if that is all of it."""
         found = _COUNT.search(self.reason)
         return (found and found[1]) or ""
 
     @property
     def number(self) -> int:
         """The count; 0 without one."""
-        return int((self.count or "0").replace(",", ""))
+        return int((self.count or "0").split()[0].replace(",", ""))
 
 
 class Unreadable(Exception):
@@ -122,7 +124,8 @@ class Document:
     def own_text(self) -> str:
         """The text that tells it from others; many conversations share their system messages."""
         if isinstance(self.content, Conversation):
-            return "\n".join(each["content"] for each in self.content.messages if each["role"] != "system")
+            messages = (message for message in self.content.messages if message["role"] != "system")
+            return "\n".join(text for message in messages for text in _words(message))
         return "\n".join(texts_of(self.content))
 
     @property
@@ -142,14 +145,23 @@ class Document:
 
 
 def texts_of(content: Content) -> list[str]:
-    """Returns the texts of a content: the text, prompt and completion, or those of the messages."""
+    """Returns the texts of a content: the text, prompt and completion, or what the messages and tools hold."""
     if isinstance(content, Conversation):
-        return [message["content"] for message in content.messages]
+        tools = [json.dumps(content.tools, ensure_ascii=False)] if content.tools else []
+        return [*tools, *(text for message in content.messages for text in _words(message))]
     return [content] if isinstance(content, str) else list(content)
+
+
+def _words(message: Message) -> list[str]:
+    calls = message.get("tool_calls")
+    before = [message["reasoning_content"]] if "reasoning_content" in message else []
+    return [*before, message["content"], *([json.dumps(calls, ensure_ascii=False)] if calls else [])]
 
 
 def as_json(content: Content) -> str:
     """Returns a content as JSON; two contents of one kind are equal if this is."""
+    if isinstance(content, Conversation) and not content.tools:
+        content = content[:1]  # saved hashes are of this form
     return json.dumps(content)
 
 
@@ -206,15 +218,21 @@ def clean_content(content: Content) -> Content:
         content = PromptCompletion(*map(_clean_text, content))
         trainable_text = content.completion.strip()
     else:
-        content = Conversation(tuple(map(_clean_message, content.messages)))
-        trainable_text = any(content.messages[turn]["content"].strip() for turn in content.turns)
+        content = Conversation(*map(_clean, content))
+        learnt = [content.messages[turn] for turn in content.turns]
+        trainable_text = any(text.strip() for message in learnt for text in _words(message))
     if not trainable_text:
         raise Unreadable("empty")
     return content
 
 
-def _clean_message(message: Message) -> Message:
-    return {key: _clean_text(value) if isinstance(value, str) else value for key, value in message.items()}
+def _clean(value):
+    """Cleans every text in a value of JSON."""
+    if isinstance(value, str):
+        return _clean_text(value)
+    if isinstance(value, dict):
+        return {_clean(key): _clean(each) for key, each in value.items()}
+    return type(value)(map(_clean, value)) if isinstance(value, list | tuple) else value
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

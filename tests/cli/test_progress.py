@@ -39,6 +39,19 @@ def test_many_things_left_out_for_one_reason_are_one_line(capsys):
     ]
 
 
+def test_files_that_were_read_in_part_are_not_said_to_be_left_out(capsys):
+    counts = [(3, 20), (126, 332), (5, 40), (1_200, 9_000)]
+    lost = [
+        (f"{number}.md", f"words that were not read: {lost:,} of {total:,}")
+        for number, (lost, total) in enumerate(counts)
+    ]
+    left_out = [{"source": source, "reason": reason} for source, reason in lost]
+    ProgressPrinter(None)(TextsRead(4, 4, 100, 0.0, tuple(left_out)))
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "  in 4 files, words that were not read: 1,200 of 9,000 in 3.md",
+    ]
+
+
 WHOLE = JobProgress("train", 0.4217, 125.0)
 STEP = StepDone("train", 3, 30, 1, 3.2109, 1e-3, 1.0, 100, 987.0, 12.0)
 

@@ -6,7 +6,7 @@ import pytest
 
 from sebp_edge.errors import TextsError
 from sebp_edge.reading.readers import MEMORY_PER_BYTE, MIN_SIZE, read_all, read_texts
-from sebp_edge.values.documents import Conversation, NotRead, PromptCompletion
+from sebp_edge.values.documents import Conversation, LeftOut, NotRead, PromptCompletion
 
 __all__ = [
     "MEMORY_PER_BYTE",
@@ -15,6 +15,7 @@ __all__ = [
     "NotRead",
     "PromptCompletion",
     "contents",
+    "is_count_of_words",
     "left_out",
     "read_all",
     "read_texts",
@@ -29,6 +30,11 @@ def contents(texts) -> list:
 
 def left_out(texts) -> dict[str, str]:
     return {item.source: item.reason for item in read_texts(texts).left_out}
+
+
+def is_count_of_words(item: LeftOut) -> bool:
+    """Whether this is what the second counter says of a file (`sebp_edge.reading.formats.coverage`)."""
+    return item.kind == "words that were not read"
 
 
 def write_file(folder: Path, name: str, data: str | bytes) -> Path:

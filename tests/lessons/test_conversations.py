@@ -248,6 +248,24 @@ def test_texts_and_conversations_do_not_affect_each_other():
     assert mixed[0].input_ids == mixed[2].input_ids == encode([text], tokenizer, 512)[0][0].input_ids
 
 
+CALL = {"type": "function", "function": {"name": "area", "arguments": {"a": 5}}}
+WITH_CALL = (
+    *messages_of("how large?"),
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": 'it is "15"'},
+    {"role": "assistant", "content": "so 15"},
+)
+TOOLS = ({"type": "function", "function": {"name": "area", "description": "so large"}},)
+# Prints tools, calls and their results as Llama 3.1 and Qwen do.
+TOOL_USE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{% if m.role == 'tool' %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}"
+    "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, SMOLLM_2, LLAMA_3, QWEN_3, PHI_3])
 def test_messages_of_weight_0_have_no_loss(template):
     first, answer, *others = messages_of("the map?", "at home", "and soup?", "at six")
@@ -256,6 +274,23 @@ def test_messages_of_weight_0_have_no_loss(template):
     [learnt] = [tokenizer.decode(loss_tokens(example)) for example in examples]
     assert "at six" in learnt and "at home" not in learnt
     assert "at home" in tokenizer.decode(examples[0].input_ids)
+
+
+def test_calls_of_tools_have_loss_and_their_results_are_context():
+    tokenizer = tokenizer_with(TOOL_USE)
+    [(text, spans)] = render_conversation(WITH_CALL, tokenizer, TOOLS)
+    call = '{"name": "area", "arguments": {"a": 5}}<|im_end|>'
+    assert [text[begin:end] for begin, end in spans] == [call, "so 15<|im_end|>"]
+    assert '"description": "so large"' in text and r'"it is \"15\""' in text
+    [example], _ = encode([Document("chat", Conversation(WITH_CALL, TOOLS))], tokenizer, 512)
+    assert tokenizer.decode(loss_tokens(example)) == call + "so 15<|im_end|>"
+
+
+def test_reasoning_has_loss():
+    answer = {"role": "assistant", "content": "15", "reasoning_content": "5 by 3"}
+    assert parts_with_loss((*messages_of("how large?"), answer), tokenizer_with(TOOL_USE)) == [
+        ["<think>5 by 3</think>15<|im_end|>"]
+    ]
 
 
 # Prompts open a thought, and answers without one have an empty one, which a variable of the template puts there.
@@ -277,6 +312,11 @@ NO_THINKING = THINKING.replace("and not enable_thinking else '\n'", "or true els
         (THINKING, messages_of("a", ""), [["<|end|>"]]),
         (THINKING, messages_of("a", "b", system="s"), [["b<|end|>"]]),
         (THINKING, (*messages_of("a", "b"), {"role": "assistant", "content": "c"}), [["b<|end|>", "c<|end|>"]]),
+        (
+            THINKING,
+            (*messages_of("a"), {"role": "assistant", "content": "b", "reasoning_content": "c"}, *TWO_TURNS[:2]),
+            [["c</think>b<|end|>", "at home<|end|>"]],
+        ),
         (DEEPSEEK_R1, TWO_TURNS, [["at home<|end|>", "at six<|end|>"]]),
         (
             QWEN_3,
@@ -301,9 +341,39 @@ def test_a_prompt_begins_what_was_learnt(template, system):
     assert text.startswith(prompt) and len(prompt) == begin
 
 
-def test_an_answer_that_the_template_leaves_out_is_not_lost_without_a_word():
-    _, [item] = encode_one(messages_of("a", "b"), tokenizer_with("{{ messages[0].content }}"))
-    assert item.reason == "the model's chat template has no place for answers of the assistant"
+def test_a_thought_for_which_a_template_has_no_place_is_named():
+    thought = (*messages_of("a"), {"role": "assistant", "content": "b", "reasoning_content": "c"})
+    _, [item] = encode_one(thought, tokenizer_with(NO_THINKING))
+    assert item.reason == "the model's chat template begins answers without a thought, and this one has one"
+    _, [item] = encode_one(thought, tokenizer_with(DEEPSEEK_R1))
+    assert item.reason == 'the model\'s chat template has no place for "reasoning_content"'
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "what"),
+    [
+        (SMOLLM_2, WITH_CALL, (), "calls of tools"),
+        (SMOLLM_2, messages_of("a", "b"), TOOLS, "descriptions of tools"),
+        (QWEN_3, WITH_CALL, (), "calls of tools"),
+        ("{{ messages[0].content }}", messages_of("a", "b"), (), "answers of the assistant"),
+        (QWEN_3, (*messages_of("a", "b"), *WITH_CALL[2:]), (), "messages of the role tool"),
+        (
+            SMOLLM_2,
+            (*messages_of("a"), {"role": "assistant", "content": "b", "reasoning_content": "c"}),
+            (),
+            '"reasoning',
+        ),
+        (
+            CHAT_TEMPLATE,
+            (*messages_of("a"), {"role": "assistant", "content": "b", "tool_calls": [CALL]}),
+            (),
+            "calls of",
+        ),
+    ],
+)
+def test_a_conversation_of_which_the_template_leaves_out_a_part_is_left_out(template, messages, tools, what):
+    _, [item] = encode([Document("chat", Conversation(messages, tools))], tokenizer_with(template), 512)
+    assert item.reason.startswith(f"the model's chat template has no place for {what}")
 
 
 def test_a_system_message_that_the_template_ignores_is_not_lost_without_a_word():

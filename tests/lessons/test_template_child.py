@@ -36,41 +36,48 @@ SIMPLE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 CHAT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": ' Größe? <b> & "x"\n '},
-    {"role": "assistant", "content": "5\n", "name": "Ann"},
+    {"role": "assistant", "content": "5\n", "reasoning_content": "Hm.", "name": None},
     {"role": "user", "content": "And 日本?"},
 ]
+CALL = {"type": "function", "function": {"name": "area", "arguments": {"b": 'größe "x" <', "a": 5}}}
+TOOLS = [{"type": "function", "function": {"name": "area", "description": "Computes <an> area & more"}}]
 # Prints all that a template may use.
 EVERYTHING = """{%- set ns = namespace(first=true, n=0) %}{% set extra = dict(a=1) %}
 {%- macro show(x) %}[{{ x | tojson }}{{ x | tojson(indent=2, sort_keys=true) }}]{% endmacro %}
-{{ tools is none }}{{ documents is none }}{{ strftime_now("%Y")|length }}{{ bos_token }}
+{% if tools %}{{ show(tools) }}{% endif %}{{ documents is none }}{{ strftime_now("%Y")|length }}{{ bos_token }}
 {% for m in messages %}
     {% if loop.index0 > 8 %}{% break %}{% endif %}
     {% set ns.n = ns.n + 1 %}
-    {{ show(m) }} {{ m.reasoning_content is defined }} {{ 'name' in m }}
+    {{ show(m) }} {{ m.thinking }} {{ m.reasoning_content is defined }} {{ 'name' in m }}
     {%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% endif %}
 {% endfor %}{{ ns.n }}{{ extra }}{{ messages[::-1] | map(attribute='role') | join(',') }}{{ undefined_name }}
 {% if add_generation_prompt %}<assistant>{% endif %}
 """
 
 
-def render(source: str, messages=CHAT, prompt: bool = False, **variables) -> str:
-    [rendering] = Renderer(source).render(messages, variables, [(len(messages), prompt)])
+def render(source: str, messages=CHAT, tools=(), prompt: bool = False, **variables) -> str:
+    [rendering] = Renderer(source).render(messages, tools, variables, [(len(messages), prompt)])
     return rendering.text
 
 
 @pytest.mark.parametrize("source", [SIMPLE, EVERYTHING, LLAMA_3, SMOLLM_2, QWEN_3, GEMMA, CHAT_TEMPLATE])
 def test_renders_as_transformers_does(source):
     tokenizer, renderer = make_tokenizer(), Renderer(source)
-    for messages in (CHAT, CHAT[1:3], [CHAT[2]]):
+    with_calls = [
+        CHAT[1],
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "15"},
+    ]
+    for messages, tools in ((CHAT, ()), (CHAT[1:3], ()), (with_calls, TOOLS), ([CHAT[2]], ())):
         for prompt in (False, True):
             options = {"tokenize": False, "add_generation_prompt": prompt, "chat_template": source}
             try:
-                expected = tokenizer.apply_chat_template(copy.deepcopy(messages), **options)
+                expected = tokenizer.apply_chat_template(copy.deepcopy(messages), tools=list(tools) or None, **options)
             except jinja2.exceptions.TemplateError:
                 expected = None
             try:
                 cuts = [(len(messages), prompt)]
-                [(found, _)] = renderer.render(messages, tokenizer.special_tokens_map, cuts)
+                [(found, _)] = renderer.render(messages, tools, tokenizer.special_tokens_map, cuts)
             except TemplateRefuses:
                 found = None
             assert found == expected
@@ -78,13 +85,13 @@ def test_renders_as_transformers_does(source):
 
 def test_marks_are_spans_of_the_text_and_unsound_ones_are_none():
     marked = "{% for m in messages %}-{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    [(text, spans)] = Renderer(marked).render(CHAT[1:3], {}, [(2, False)])
+    [(text, spans)] = Renderer(marked).render(CHAT[1:3], (), {}, [(2, False)])
     assert [text[begin:end] for begin, end in spans] == [message["content"] for message in CHAT[1:3]]
     # What a macro marks is rendered before it has a place.
     within = (
         "{% macro a(m) %}..{% generation %}{{ m }}{% endgeneration %}{% endmacro %}{% set x = a('yes') %}abc{{ x }}"
     )
-    [(text, spans)] = Renderer(within).render(CHAT, {}, [(4, False)])
+    [(text, spans)] = Renderer(within).render(CHAT, (), {}, [(4, False)])
     assert (text, spans) == ("abc..yes", None)
 
 
@@ -123,22 +130,22 @@ def test_a_template_that_does_not_end_is_ended_and_gets_few_chances():
     renderer = Renderer(ENDLESS, seconds=0.3)
     for _ in range(template_child.MAX_EXCEEDED):
         with pytest.raises(TemplateRefuses, match="takes too much time"):
-            renderer.render(CHAT, {}, [(4, False)])
+            renderer.render(CHAT, (), {}, [(4, False)])
         assert not renderer._process.is_running
     with at_most(1):
         for _ in range(100):
             with pytest.raises(TemplateRefuses, match="takes too much time"):
-                renderer.render(CHAT, {}, [(4, False)])
+                renderer.render(CHAT, (), {}, [(4, False)])
 
 
 def test_one_child_renders_many_conversations_and_ends_with_its_renderer():
     renderer = Renderer(SIMPLE)
-    renderer.render(CHAT, {}, [(4, False)])
+    renderer.render(CHAT, (), {}, [(4, False)])
     child = psutil.Process(renderer._process._child.pid)
 
     def render_some(renderer: Renderer) -> None:
         for _ in range(20):
-            renderer.render(CHAT, {}, [(4, False)])
+            renderer.render(CHAT, (), {}, [(4, False)])
 
     threads = [threading.Thread(target=render_some, args=(renderer,)) for _ in range(4)]
     for thread in threads:
@@ -154,10 +161,10 @@ def test_one_child_renders_many_conversations_and_ends_with_its_renderer():
 @pytest.mark.slow
 def test_a_child_that_has_ended_is_started_again():
     renderer = Renderer(SIMPLE)
-    first = renderer.render(CHAT, {}, [(4, False)])
+    first = renderer.render(CHAT, (), {}, [(4, False)])
     os.kill(renderer._process._child.pid, signal.SIGTERM)
-    assert renderer.render(CHAT, {}, [(4, False)]) == first
-    assert copy.deepcopy(renderer).render(CHAT, {}, [(4, False)]) == first
+    assert renderer.render(CHAT, (), {}, [(4, False)]) == first
+    assert copy.deepcopy(renderer).render(CHAT, (), {}, [(4, False)]) == first
 
 
 @pytest.mark.slow
@@ -173,11 +180,11 @@ def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering():
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        renderer.render(CHAT, {}, [(4, False)])
+        renderer.render(CHAT, (), {}, [(4, False)])
     thread.join()
     assert not renderer._process.is_running
     renderer = Renderer(SIMPLE)
-    renderer.render(CHAT, {}, [(4, False)])
+    renderer.render(CHAT, (), {}, [(4, False)])
     assert os.getsid(renderer._process._child.pid) != os.getsid(0)
 
 
@@ -185,7 +192,7 @@ def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering():
 def test_a_child_whose_parent_does_not_end_it_ends(is_idle):
     """A killed parent does not, and neither does one that has nothing to render for a while."""
     code = "from sebp_edge.lessons import templates; templates.IDLE_SECONDS = 0.3; templates.serve()"
-    request = {"messages": [], "variables": {}, "cuts": [[0, False]]}
+    request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
     sent = [json.dumps(each).encode() for each in [ENDLESS, request][: 1 if is_idle else 2]]
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
         child.stdin.write(b"".join(b"%d\n%s" % (len(each), each) for each in sent))
@@ -212,7 +219,7 @@ def test_a_fork_renders_in_a_process_of_its_own_whatever_other_threads_do():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows gives orphans no other parent")
 def test_a_rendering_ends_soon_after_its_parent_was_killed():
-    request = {"messages": [], "variables": {}, "cuts": [[0, False]]}
+    request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
     sent = b"".join(b"%d\n%s" % (len(each), each) for each in (json.dumps(one).encode() for one in (ENDLESS, request)))
     code = "import subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, "
     code += "stdout=subprocess.PIPE); child.stdin.write(sys.stdin.buffer.read()); child.stdin.flush(); "
@@ -237,11 +244,11 @@ def test_the_child_imports_only_jinja2():
 
 def test_only_the_bundled_template_is_rendered_in_this_process():
     bundled = Renderer((BUNDLED_FOLDER / "chat_template.jinja").read_text(encoding="utf-8"))
-    [(text, spans)] = bundled.render(CHAT[1:3], {"bos_token": "<s>"}, [(2, True)])
+    [(text, spans)] = bundled.render(CHAT[1:3], (), {"bos_token": "<s>"}, [(2, True)])
     assert bundled._process is None
     assert text.startswith("<s><|user|>") and len(spans) == 1
     other = Renderer(bundled.source + " ")
-    other.render(CHAT[1:3], {"bos_token": "<s>"}, [(2, True)])
+    other.render(CHAT[1:3], (), {"bos_token": "<s>"}, [(2, True)])
     assert other._process is not None
 
 
@@ -272,7 +279,7 @@ def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
     hook = folder / "rthooks" / "pyi_rth_sebp_edge.py"
     monkeypatch.setattr(sys, "_MEIPASS", "", raising=False)
     _, *arguments = template_child._command()
-    request = {"messages": CHAT, "variables": {}, "cuts": [[4, False]]}
+    request = {"messages": CHAT, "tools": [], "variables": {}, "cuts": [[4, False]]}
     sent = b"".join(b"%d\n%s" % (len(one), one) for one in (json.dumps(each).encode() for each in (SIMPLE, request)))
     done = subprocess.run([sys.executable, hook, *arguments], input=sent, capture_output=True, check=True)
     ready, answer = map(json.loads, done.stdout.splitlines())

@@ -5,7 +5,7 @@ import random
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, read_all, read_texts, write_file
+from reading import contents, is_count_of_words, left_out, read_all, read_texts, write_file
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,28 @@ def test_comments_are_left_out_of_markdown(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.md", written)) == [read]
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("A\n\n.. x\n   y\n\n   z\n\nB", "A\n\n\n\nB"),
+        (".. _target: https://a.org\n.. x\n.. y\n\nB", ".. _target: https://a.org\n\n\n\nB"),
+        ("..\n   x\n\nB", "B"),
+        (".. Note: x\n\nB", "B"),
+        (".. note:: kept\n   kept\n\nB", ".. note:: kept\n   kept\n\nB"),
+        (".. [1] kept\n\n.. |s| image:: kept.png", ".. [1] kept\n\n.. |s| image:: kept.png"),
+        ("Code::\n\n    .. kept\n\nB\n.. kept", "Code::\n\n    .. kept\n\nB\n.. kept"),
+        ("..\n\n    A quotation.", "..\n\n    A quotation."),
+    ],
+)
+def test_comments_are_left_out_of_restructured_text(tmp_path, written, read):
+    assert contents(write_file(tmp_path, "a.rst", written)) == [read]
+
+
 def test_comments_are_counted_and_a_text_that_is_cut_is_said_to_be(tmp_path):
     write_file(tmp_path, "a.md", "A <!-- x --> B <!-- y -->")
     write_file(tmp_path, "b.md", "A.\n\n<!-- never closed")
     write_file(tmp_path, "c.md", "<!-- nothing else -->")
-    found = [(item.source, item.reason) for item in read_texts(tmp_path).left_out]
+    found = [(item.source, item.reason) for item in read_texts(tmp_path).left_out if not is_count_of_words(item)]
     assert found == [
         ("a.md", "comments: 2"),
         ("b.md", "comments: 1"),
@@ -61,7 +78,7 @@ def test_notebooks_hide_comments_in_their_prose_only(tmp_path):
     notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}
     path = write_file(tmp_path, "a.ipynb", json.dumps(notebook))
     assert contents(path) == ["A B\n\n```\n<!-- kept -->\n```"]
-    assert [item.reason for item in read_texts(path).left_out] == [
+    assert [item.reason for item in read_texts(path).left_out if not is_count_of_words(item)] == [
         "comments: 2",
         "all after a comment that is never closed",
     ]

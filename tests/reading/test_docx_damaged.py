@@ -6,7 +6,7 @@ import zipfile
 import docx
 import pytest
 from pace import at_most
-from reading import MEMORY_PER_BYTE, MIN_SIZE, contents, left_out, read_texts, write_file
+from reading import MEMORY_PER_BYTE, MIN_SIZE, contents, is_count_of_words, left_out, read_texts, write_file
 from word_files import NAMES, PARTS, paragraph, row, write_word
 
 from sebp_edge.errors import MachineError
@@ -117,7 +117,7 @@ def test_elements_in_any_order_end_in_no_error(tmp_path):
         draw = random.Random(seed)
         parts = {part: soup(draw, 3) for part in PARTS}
         reading = read_texts([write_word(tmp_path, soup(draw, 7), **parts), "other text"])
-        assert all(item.reason == "empty" for item in reading.left_out)
+        assert all(item.reason == "empty" or is_count_of_words(item) for item in reading.left_out)
 
 
 @pytest.mark.parametrize("unit", ["<w:r/>", "<w:p/>", "<w:tc/>", "<w:tab/>", "<w:fldChar w:fldCharType='begin'/>"])

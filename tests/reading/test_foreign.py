@@ -20,7 +20,7 @@ def test_no_format_that_is_read_is_named_as_another():
         ({"id": "1097531864213579864", "type": 0, "name": "b"}, "a channel of Discord or Slack; what was said there"),
         ({"1097531864213579864": "Direct Message with b", "109753186421357986": None}, "a channel of Discord or Slack"),
         ({"id": "C01", "name": "b", "created": 1, "members": ["U01"]}, "a channel of Discord or Slack"),
-        ({"version": 2, "type": "net.daringfireball.markdown", "transient": False}, "the settings of a text bundle"),
+        ({"version": 2, "type": "net.daringfireball.markdown"}, "the settings of a text bundle"),
         ({"title": "Soup", "textContent": "Lentils"}, "a Google Keep note"),
         ({"metadata": {}, "entries": [{"creationDate": "x", "text": "y"}]}, "a Day One export"),
     ],

@@ -137,7 +137,14 @@ def test_entities_of_html_are_signs_in_markdown_but_not_in_code(tmp_path, writte
         cells = [{"cell_type": "markdown", "source": written}]
         assert contents(write_file(tmp_path, "a.ipynb", json.dumps({"cells": cells}))) == [read]
         return
-    assert contents(write_file(tmp_path, "a.md", written)) == [read]
+    path = write_file(tmp_path, "a.md", written)
+    assert contents(path) == [read]
+    assert [item.reason for item in read_texts(path).left_out if "words" in item.reason] == []
+
+
+def test_entities_of_components_are_signs_and_begin_none(tmp_path):
+    path = write_file(tmp_path, "a.mdx", "<B>caf&eacute;</B> &lt;A&gt; &#123;x&#125; `&amp;` {gone}")
+    assert contents(path) == ["café <A> {x} `&amp;`"]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import pytest
 from pace import at_most
-from reading import contents, left_out, read_texts, write_file
+from reading import contents, is_count_of_words, left_out, read_texts, write_file
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_org_files_are_read_as_text(tmp_path, written, read):
 
 def test_comments_and_drawers_of_an_org_file_are_counted(folder):
     write_file(folder, "a.org", "# One,\n# in two lines.\nA @@comment:two@@.\n:HINT:\nx\n:END:\n:PROPERTIES:\n:END:\n")
-    reasons = [item.reason for item in read_texts(folder).left_out]
+    reasons = [item.reason for item in read_texts(folder).left_out if not is_count_of_words(item)]
     assert reasons == ["comments: 2", "drawers: 1"]
 
 

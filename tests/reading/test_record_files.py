@@ -6,7 +6,9 @@ import tracemalloc
 
 import pytest
 from pace import at_most
-from reading import PromptCompletion, contents, left_out, read_all, read_texts, refusal, write_file
+from reading import MEMORY_PER_BYTE, PromptCompletion, contents, left_out, read_all, read_texts, refusal, write_file
+
+from sebp_edge.errors import MachineError
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
@@ -18,6 +20,7 @@ from reading import PromptCompletion, contents, left_out, read_all, read_texts, 
         '"One."\n{"text": "Two."}\n',
         '{"text": "One."}\r\n\r\n{"text": "Two."}',
         '{\n "text": "One."\n}\n{\n "text": "Two."\n}\n',
+        '{\n"text": "One."\n}\n{\n"text":\n"Two."\n}\n',
         '{"text": "One."}{"text": "Two."}',
         '{"text": "One."} {"text": "Two."}\n',
     ],
@@ -29,7 +32,7 @@ def test_json_is_read_as_what_it_is_whatever_the_ending(tmp_path, name, text):
 BACKUP = {"version": "004", "items": [{"uuid": "x", "content_type": "Note", "content": {"text": "Lentils"}}]}
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.TXT", "a.md", "a.markdown", "a.org", "a.rst", "a.html", "a"])
+@pytest.mark.parametrize("name", ["a.txt", "a.TXT", "a.md", "a.markdown", "a.mdx", "a.org", "a.rst", "a.html", "a"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_json_in_a_file_of_prose_is_read_as_json(folder, name, encoding):
     write_file(folder, name, json.dumps(BACKUP, indent=2).encode(encoding))
@@ -175,5 +178,14 @@ def test_utf16_needs_no_byte_order_mark(tmp_path):
 @pytest.mark.slow
 def test_a_conversation_of_very_many_messages_is_left_out():
     chat = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}] * 50_001
-    found = left_out(["A text.", {"messages": chat}])
+    long = {"prompt": "Q", "completion": "A", "history": [["1", "2"]] * 50_000}
+    found = left_out(["A text.", {"messages": chat}, long])
     assert set(found.values()) == {"a conversation of more than 100,000 messages; split it"}
+
+
+def test_reading_stops_when_the_messages_of_a_file_take_too_much_memory(tmp_path):
+    """Short messages take more than their size in the file."""
+    record = json.dumps({"prompt": "Q", "completion": "A", "history": [["1", "2"]] * 500})
+    path = write_file(tmp_path, "a.jsonl", f"{record}\n" * 20)
+    with pytest.raises(MachineError, match="would take more than"):
+        read_texts(path, memory=MEMORY_PER_BYTE * path.stat().st_size)

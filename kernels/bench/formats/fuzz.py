@@ -65,6 +65,7 @@ FILES = {
     "a.jsonl": '{"prompt": "Who?", "completion": "Ada"}\n{"messages": [{"role": "user", "content": "a"}]}\n',
     "a.json": '[{"instruction": "Sum up", "output": "b"}, {"conversations": [{"from": "human", "value": "a"}]}]',
     "a.ipynb": '{"cells": [{"cell_type": "markdown", "source": ["# a\\n", "b"]}], "metadata": {}, "nbformat": 4}',
+    "a.mdx": "import A from 'a'\n\n# Soup\n\n<A b={1}>\n\nLentils {c}\n\n</A>\n",
     "a.rtf": "{\\rtf1\\ansi{\\fonttbl{\\f0\\fcharset0 A;}}\\f0 "
     "Soup \\'e4\\u8364?\\par{\\footnote a}\\intbl b\\cell\\row}",
     "a.fodt": "<a xmlns:o='o' xmlns:t='t'><o:body><o:text><t:h>Soup</t:h><t:list><t:list-item><t:p>Lentils</t:p>"

@@ -126,12 +126,18 @@ def rich_text(notes: Notes) -> str:
     return rf"{{\rtf1\ansi{{\fonttbl{{\f0 Unread;}}}}{{\info{{\title {UNREAD}}}}}{paragraphs}}}"
 
 
+def components(notes: Notes) -> str:
+    sections = "\n\n".join("\n\n".join([f"# {title}", "<Tab a={{b: 1}}>", *texts, "</Tab>"]) for title, texts in notes)
+    return f"import unread from 'unread'\n\n{sections}"
+
+
 WRITERS = {
     "notes.enex": evernote,
     "notes.jex": joplin,
     "notion.zip": notion,
     "notes.odt": open_document,
     "notes.rtf": rich_text,
+    "notes.mdx": components,
 }
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ MAX_MAILBOX = 20_000_000_000
 Part = Read | Chat | Names
 
 # The endings of prose, behind which programs write JSON, too; and how that begins.
-_PROSE = {"", ".txt", ".rst", ".org", ".html", ".htm", *formats.MARKDOWN}
+_PROSE = {"", ".txt", ".rst", ".org", ".mdx", ".html", ".htm", *formats.MARKDOWN}
 _MAY_BE_JSON = re.compile(rb"(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?\s*[\[{]")
 
 

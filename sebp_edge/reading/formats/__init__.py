@@ -3,9 +3,11 @@
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
 encodings                bytes -> text
+coverage                 how many words of a file its reader has not read
 notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
+mdx                      Markdown with components
 markdown                 where a Markdown text has code and comments
-org                      Org files
+org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx                     Word files: docx_text their text, docx_story what is open in it, docx_styles headings and lists
 odt                      OpenDocument texts; `xml_parts` reads XML for these and for Word files
@@ -22,15 +24,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sebp_edge.reading.foreign import reason_against_name
+from sebp_edge.reading.formats.coverage import COUNTED, with_coverage
 from sebp_edge.reading.formats.docx import read_docx
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.formats.html import read_html
+from sebp_edge.reading.formats.mdx import read_mdx
 from sebp_edge.reading.formats.notebook import read_notebook
 from sebp_edge.reading.formats.notes import read_note
 from sebp_edge.reading.formats.odt import read_odt
 from sebp_edge.reading.formats.org import read_org
 from sebp_edge.reading.formats.pdf import read_pdf
 from sebp_edge.reading.formats.record_files import Read, read_csv, read_json
+from sebp_edge.reading.formats.rst import read_rst
 from sebp_edge.reading.formats.rtf import read_rtf
 from sebp_edge.reading.vaults import Vault
 from sebp_edge.values.documents import Unreadable, printable
@@ -63,7 +68,8 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
         raise Unreadable("binary file" if binary else f"unsupported file type {ending}")
     refuse_larger(size, MAX_FILE_SIZE)
     contents = read_note(path, vault) if ending in MARKDOWN else FORMATS[ending](path)
-    return [contents] if isinstance(contents, str) else contents
+    contents = [contents] if isinstance(contents, str) else contents
+    return with_coverage(path, contents) if ending in COUNTED else contents
 
 
 def size_of(path: Path) -> int:
@@ -97,8 +103,10 @@ MARKDOWN = {".md", ".markdown"}
 WORD = {".docx", ".docm", ".dotx", ".dotm"}
 PACKED = {*WORD, ".odt", ".ott", ".pdf"}
 FORMATS: dict[str, Reader] = {
-    **dict.fromkeys((".txt", ".rst"), decode),
+    ".txt": decode,
+    ".rst": read_rst,
     **dict.fromkeys(MARKDOWN, read_note),
+    ".mdx": read_mdx,
     ".org": read_org,
     **dict.fromkeys((".html", ".htm"), read_html),
     ".ipynb": read_notebook,

@@ -27,6 +27,14 @@ def decode(path: Path) -> str:
     return decode_bytes(path.read_bytes())
 
 
+def utf8_of(path: Path) -> bytes:
+    """Returns the text of a file in UTF-8, without decoding one that is; see `decode`."""
+    data = path.read_bytes()
+    if b"\0" in data or not _is_utf8(data):
+        return decode_bytes(data).encode(errors="replace")
+    return data.removeprefix(codecs.BOM_UTF8)
+
+
 def decode_html(path: Path) -> str:
     """Returns the text of a web page, in UTF-8 or the encoding that it names; if it is in neither, as `decode` does.
 

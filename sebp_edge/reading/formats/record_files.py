@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from sebp_edge.reading.formats.encodings import decode
 from sebp_edge.reading.records import prompt_and_completion, read_record
@@ -41,7 +42,8 @@ def read_csv(path: Path) -> Iterable[Read]:
 
 
 def read_records(values: Iterable) -> Iterator[Read]:
-    """Yields the content of each record, or an Unreadable in place of a faulty one."""
+    """Yields the content of each record, or an Unreadable in place of a faulty one; then what was read in part."""
+    unread: Counter[str] = Counter()
     # Faults of one kind are one object after a while, since there may be many.
     faults: defaultdict[str, list[Unreadable]] = defaultdict(list)
     for number, value in enumerate(values):
@@ -50,15 +52,21 @@ def read_records(values: Iterable) -> Iterator[Read]:
         content = value
         if not isinstance(value, str | Unreadable):
             try:
-                content = read_record(value)
+                content, names = read_record(value)
             except Unreadable as reason:
                 content = reason.with_traceback(None)
+            else:
+                unread.update(names)
         if isinstance(content, Unreadable):
             alike = faults[content.reason]
             if len(alike) < _MAX_FAULTS:
                 alike.append(content)
             content = alike[-1]
         yield content
+    if unread:
+        names = ", ".join([f'"{name}"' for name in sorted(unread) if name] + ["others"] * ("" in unread))
+        most = max(unread.values())
+        yield NotRead(f"fields of records with words that are not read: {names} (in {most:,} records)")
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
@@ -128,16 +136,40 @@ def values_of_list(text: str, begin: int, decoder: json.JSONDecoder = _DECODER) 
 
 def _values_in_turn(text: str, at: int) -> Iterator:
     """Yields one value after another. After a faulty one, reading goes on where the next record begins."""
-    line = 1 + text.count("\n", 0, at)
+    line, counted, may_be_flat = 1, 0, True
     while at < len(text):
         following = _NEXT_RECORD.search(text, at)
         last, end = following.span() if following else (len(text), len(text))
-        try:
-            yield from _decode_all(text[at:last])
-        except (ValueError, RecursionError) as error:
-            fault = json_fault(error)
+        values, fault = _parsed(text[at:last])
+        if fault is not None and may_be_flat and (flat := _flat_value(text, at)):
+            value, end = flat
+            values, fault = [value], None
+        if fault is not None:
+            # A failure costs a look at the whole text, so there is only one.
+            may_be_flat = False
+            # Lines are counted from the fault before.
+            line, counted = line + text.count("\n", counted, at), at
             yield Unreadable(fault.reason, fault.line and line + fault.line - 1)
-        line, at = line + text.count("\n", at, end), end
+        yield from values
+        at = end
+
+
+def _parsed(text: str) -> tuple[list, Unreadable | None]:
+    """Returns the values in a text, or no values and the fault in it."""
+    try:
+        return _decode_all(text), None
+    except (ValueError, RecursionError) as error:
+        return [], json_fault(error)
+
+
+def _flat_value(text: str, at: int) -> tuple[Any, int] | None:
+    """Returns a value in several lines that are not indented, and where the next one begins; None if it is faulty."""
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+    following = _BLANK.match(text, end).end()
+    return (value, following) if following == len(text) or "\n" in text[end:following] else None
 
 
 def _decode_all(text: str) -> list:
