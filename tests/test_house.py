@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_392
+MAX_LINES = 52_365
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -71,13 +71,13 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse.rows": 1_240,
     "engine.training": 4_160,
     "export": 1_852,
-    "lessons": 2_260,
+    "lessons": 2_256,
     "machine": 1_017,
-    "reading": 6_418,
+    "reading": 6_403,
     "research": 1_699,
     "run": 5_828,
     "serve": 3_930,
-    "store": 2_903,
+    "store": 2_895,
     "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
