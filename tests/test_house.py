@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_462
+MAX_LINES = 52_383
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -71,13 +71,13 @@ MAX_LINES_OF_ROOM = {
     "engine.sparse.rows": 1_240,
     "engine.training": 4_160,
     "export": 1_852,
-    "lessons": 2_260,
+    "lessons": 2_256,
     "machine": 1_030,
-    "reading": 6_470,
+    "reading": 6_403,
     "research": 1_699,
     "run": 5_830,
     "serve": 3_930,
-    "store": 2_903,
+    "store": 2_895,
     "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
@@ -94,8 +94,7 @@ HOMES = {
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
-    "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
-    "turbohtml": ("sebp_edge/reading/formats/html.py",),
+    "turbohtml": ("sebp_edge/reading/formats/html.py", "sebp_edge/reading/formats/encodings.py"),
     "yaml": ("sebp_edge/reading/formats/front_matter.py",),
     "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.

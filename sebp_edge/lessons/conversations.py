@@ -129,11 +129,7 @@ def render_end_of_turn(tokenizer) -> str:
 
 
 class _ChatTemplate:
-    """The chat template of a tokenizer, with the tools that the assistant may call.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The chat template of a tokenizer, with the tools that the assistant may call."""
 
     def __init__(self, tokenizer, tools: Sequence[dict] = ()):
         try:

@@ -32,11 +32,7 @@ _LEFT_OUT = re.compile(rb"^[ \t]*\0[ \t\0]*(?:\n|\Z)|\0+", re.MULTILINE)
 
 
 def read_mdx(path: Path) -> list[str | NotRead]:
-    """Returns the text of a file, and what of it was not read.
-
-    Raises:
-        Unreadable: see `decode` and `find_parts`.
-    """
+    """Returns the text of a file, and what of it was not read."""
     text = unix_newlines(decode(path))
     front = front_matter(text)
     text = text[len(front) :]
