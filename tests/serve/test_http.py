@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from http_door import HELLO, open_door
+from http_door import HELLO, open_door_of_notes
 from served import SECONDS
 
 from sebp_edge.serve.http.door import listen
@@ -24,11 +24,7 @@ LIKELIEST = {"temperature": 0, "max_tokens": 8}
 def door(tmp_path_factory, store_of_notes, model_folder):
     """A server with an adapter, a folder with a note, and an origin whose pages may use it."""
     data = tmp_path_factory.mktemp("door")
-    shutil.copytree(store_of_notes.folder, data / "sebp-edge" / "adapters")
-    (data / "keys").mkdir()
-    (data / "keys" / "shed.md").write_text("# Keys\n\nThe key of the shed hangs behind the green door.\n")
-    options = ("--model", model_folder, "--folder", data / "keys", "--origin", "app://notes")
-    with open_door(data, *options) as door:
+    with open_door_of_notes(data, store_of_notes, model_folder, "--origin", "app://notes") as door:
         yield door
 
 
