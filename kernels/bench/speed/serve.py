@@ -52,6 +52,8 @@ OF_MANY, OF_FEW, OF_EXPORT = (
 )
 # How many texts are many, and how many an export is measured on, which takes seconds.
 MANY, EXPORTED = 10_000, 60
+# How many texts are learnt to have an adapter.
+LEARNT = 12
 # The protocol's share is measured up to this step.
 LAST_STEP = 20
 
@@ -62,7 +64,9 @@ def main() -> None:
     parser.add_argument("--switching", nargs="?", const="tiny", metavar="MODEL")
     parser.add_argument("--shape", metavar="NAME", help="with --switching")
     default = Path(tempfile.gettempdir()) / "sebp-edge-serve"
-    parser.add_argument("--work", type=Path, default=default, metavar="FOLDER", help=f"of a shape; by default {default}")
+    parser.add_argument(
+        "--work", type=Path, default=default, metavar="FOLDER", help=f"of a shape; by default {default}"
+    )
     options = parser.parse_args()
     if options.switching is not None:
         model = options.switching
@@ -97,9 +101,11 @@ async def measure_switching(model: str, store: str, runs: int) -> dict[str, list
     (short := Path(store, "short.toml")).write_text("epochs = 1\n")
     folders = [str(NOTES), store, *([model] if Path(model).exists() else [])]
     async with await Client.start(store=store, folders=folders, low_priority=False) as client:
-        for name in ("first", "second"):
-            few = {"paths": [str(NOTES / "garden")], "model": model, "name": name, "recipe": str(short)}
-            await until_end(client, name, few | {"seed": len(name), "activate_anyway": True})
+        few = {"texts": make_texts()[:LEARNT], "model": model, "name": "first", "recipe": str(short)}
+        await until_end(client, "first", few | {"activate_anyway": True})
+        await client.call("adapters.export", name="first", to=(archive := f"{store}/archive"))
+        await client.call("adapters.import", file=archive, name="second")
+        await client.call("adapters.activate", name="second", version=1)
         async with open_endpoint(client, Path(store), model) as (address, token):
             app = App(address, token.read_text(), make_texts())
             for name in ("first", "second", "base"):  # what is compiled and captured
