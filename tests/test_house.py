@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_985
+MAX_LINES = 53_015
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_065,
+    "cli": 3_031,
     "engine": 9,
     "engine.memory": 1_826,
     "engine.models": 4_754,
@@ -75,8 +75,8 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_017,
     "reading": 6_788,
     "research": 1_778,
-    "run": 5_873,
-    "serve": 3_930,
+    "run": 5_920,
+    "serve": 3_947,
     "store": 2_799,
     "values": 1_857,
 }

@@ -27,6 +27,7 @@ saving            saves the adapter; if that fails, saves it elsewhere
 forgetting        makes an adapter forget documents
 verify_forgotten  trains a version again to check what it has forgotten
 result            AdaptResult: the result of an adaptation
+base_models       finds the base model that an adapter was made for; imports no torch
 asking            finds passages, quotes an answer, and finds the adapter that reads; imports no torch
 downloading       downloads a base model
 generating        generates text, and answers questions from texts, with the model in use

@@ -37,9 +37,10 @@ async function main() {
     seen.usage = chunk.usage;
   }
   seen.final = await client.chat.completions.stream(request).finalContent();
-  seen.text = (await client.completions.create({ model: "default", prompt: "the boat", temperature: 0 })).choices[0].text;
-  seen.cited = (await client.chat.completions.create({ model: "base:ask", messages: [
-    { role: "user", content: "Where does the key of the shed hang?" }] })).choices[0].message;
+  const prompt = { model: "default", prompt: "the boat", temperature: 0 };
+  seen.text = (await client.completions.create(prompt)).choices[0].text;
+  const question = [{ role: "user", content: "Where does the key of the shed hang?" }];
+  seen.cited = (await client.chat.completions.create({ model: "base:ask", messages: question })).choices[0].message;
   for (const changed of [{ model: "gone" }, { n: 2 }]) {
     const error = await client.chat.completions.create({ ...request, ...changed }).catch((error) => error);
     (seen.errors ??= []).push([error.constructor.name, error.status, error.code]);
@@ -125,12 +126,8 @@ def test_npms_openai_has_the_same_conversation(door):
     assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "length")
     assert "".join(seen["deltas"]) == seen["final"] == choice["message"]["content"] and len(seen["deltas"]) > 2
     assert seen["usage"] == seen["whole"]["usage"] and seen["usage"]["completion_tokens"] == 12
-    assert (
-        seen["text"]
-        == door.call("POST", COMPLETIONS, {"model": "default", "prompt": "the boat", "temperature": 0})[1]["choices"][
-            0
-        ]["text"]
-    )
+    same = {"model": "default", "prompt": "the boat", "temperature": 0}
+    assert seen["text"] == door.call("POST", COMPLETIONS, same)[1]["choices"][0]["text"]
     assert seen["cited"]["content"] == "The key of the shed hangs behind the green door."
     assert seen["cited"]["annotations"][0]["url_citation"]["title"] == "shed.md"
     refused = ["BadRequestError", 400, "invalid_params"]
@@ -149,7 +146,7 @@ def test_a_models_name_chooses_the_adapter_and_its_version(door):
         assert (status, answer["model"]) == (200, name)
         assert texts.setdefault(name, answer["choices"][0]["text"]) == answer["choices"][0]["text"]
     assert texts["default"] == texts["default@1"] != texts["base"]
-    for name in ("other", "default@2", "other@1"):
+    for name in ("other", "default@2", "other@1", "a/b", "../keys"):
         status, answer = door.chat(model=name)
         assert (status, answer["error"]["code"]) == (404, "model_not_found"), answer
 
@@ -209,7 +206,6 @@ def test_what_changes_nothing_is_ignored(door):
         ({"seed": 1.5}, "sampling_seed"),
         ({"stop": 5}, "stop"),
         ({"stop": [5]}, "stop"),
-        ({"model": "a/b"}, "not a folder"),
     ],
 )
 def test_what_would_change_the_answer_or_is_no_request_is_refused_in_openais_form(door, body, words):

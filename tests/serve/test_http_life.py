@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from builders import make_llama
 from command import RECIPE, assert_one_sentence, process, run
-from http_door import HELLO, Door, open_door
+from http_door import HELLO, Door, open_door, open_door_of_notes
 from served import SECONDS, all_gone, processes_below, wait_until
 from shared_fixtures import write_notes
 
@@ -20,6 +21,7 @@ pytest.importorskip("resource", reason="needs a Unix")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # Longer than a test waits.
 ENDLESS = {"model": "base", "prompt": "the boat", "temperature": 0, "max_tokens": 200_000}
+ASKED = [{"role": "user", "content": "Where does the key of the shed hang?"}]
 CANARY = "xylophonequartz"
 
 
@@ -121,10 +123,30 @@ def test_more_requests_than_it_takes_are_all_answered(door):
     assert door.chat(max_tokens=2)[0] == 200
 
 
+def test_each_adapter_answers_with_its_own_base_model_of_which_one_is_in_memory(
+    tmp_path, store_of_notes, model_folder, long_model
+):
+    with open_door_of_notes(tmp_path, store_of_notes, long_model) as door:
+        lost = tmp_path / "sebp-edge" / "adapters" / "lost"
+        shutil.copytree(lost.with_name("default"), lost)
+        record = json.loads((lost / "1" / "sebp_edge.json").read_text())
+        (lost / "1" / "sebp_edge.json").write_text(json.dumps(record | {"base_model": "moved", "fingerprint": "0"}))
+        texts, own = {}, {"base": "long", "default": "micro-llama", "default@1": "micro-llama"}
+        for name in ("base", "default", "base", "default@1"):
+            base = own[name]
+            status, answer = door.call("POST", COMPLETIONS, {"model": name, "prompt": "the boat", "temperature": 0})
+            assert status == 200 and door.rpc("health")["loaded"]["model"] == base
+            assert texts.setdefault(base, answer["choices"][0]["text"]) == answer["choices"][0]["text"]
+        assert texts["long"] != texts["micro-llama"]
+        status, answer = door.chat(model="lost")
+        assert status == 400 and "made for the model in a folder 'moved'; give that" in answer["error"]["message"]
+        assert {"default", "lost"} <= {each["id"] for each in door.call("GET", "/v1/models")[1]["data"]}
+
+
 def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long_model):
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "shed.md").write_text("The key of the shed hangs behind the green door.")
-    keys, asked = str(tmp_path / "keys"), [{"role": "user", "content": "Where does the key of the shed hang?"}]
+    keys = str(tmp_path / "keys")
     with open_door(tmp_path, "--model", long_model, stdin=subprocess.PIPE) as door:
 
         def tell(line):
@@ -138,11 +160,11 @@ def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long
         def code(message):
             return message["error"]["data"]["code"]
 
-        assert door.chat(model="base:ask", messages=asked)[0] == 400
+        assert door.chat(model="base:ask", messages=ASKED)[0] == 400
         for params in ({"add": [keys]}, {}):
             assert door.rpc("folders", **params)["data"]["code"] == "forbidden"
         assert folders(add=[keys])["result"]["folders"] == [str(long_model), keys]
-        status, answer = door.chat(model="base:ask", messages=asked)
+        status, answer = door.chat(model="base:ask", messages=ASKED)
         assert status == 200 and "green door" in answer["choices"][0]["message"]["content"]
         assert "base:ask" in {each["id"] for each in door.call("GET", "/v1/models")[1]["data"]}
         assert door.rpc("search", question="Where is the key?", paths=[keys])["hits"]
@@ -151,7 +173,7 @@ def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long
         assert code(tell('{"jsonrpc": "2.0", "id": 1, "method": "folders", "params": [1]}')) == "invalid_params"
         assert code(folders(remove=["/elsewhere"])) == "invalid_params"
         assert folders(remove=[keys])["result"]["folders"] == [str(long_model)]
-        assert door.chat(model="base:ask", messages=asked)[0] == 400
+        assert door.chat(model="base:ask", messages=ASKED)[0] == 400
         assert door.rpc("search", question="Where is the key?", paths=[keys])["data"]["code"] == "folder_not_allowed"
         door.process.stdin.close()  # the server serves the others
         assert door.chat(max_tokens=2)[0] == 200

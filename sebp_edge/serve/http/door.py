@@ -139,7 +139,7 @@ async def open_endpoint(
     token = read_token(path := store / "http-token")
     with listen(port) as listening:
         port = listening.getsockname()[1]
-        routes = OpenAi(client, model, without).routes()
+        routes = OpenAi(client, AdapterStore(store), model, without).routes()
         routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
         app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
         app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
