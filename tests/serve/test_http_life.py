@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -10,11 +11,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import psutil
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, process, run
+from command import COMMAND, RECIPE, assert_one_sentence, process, run
 from http_door import HELLO, Door, open_door, open_door_of_notes
-from served import SECONDS, all_gone, processes_below, wait_until
+from served import SECONDS, all_gone, environment, processes_below, wait_until
 from shared_fixtures import write_notes
 
 pytest.importorskip("resource", reason="needs a Unix")
@@ -192,6 +194,56 @@ def test_a_signal_ends_it_quietly_with_what_runs_and_nothing_is_kept_of_texts(tm
         for server in door.servers:
             server.wait(SECONDS)
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if CANARY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_a_job_and_answers_reach_nobody_write_nowhere_else_and_keep_no_text(tmp_path, long_model):
+    """Traces the kernel's calls of all its processes, started cold, as their owner does."""
+    homes = ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR")
+    home, notes, trace = (tmp_path / name for name in ("home", "notes", "trace"))
+    home.mkdir(), notes.mkdir()
+    for number in range(16):
+        (notes / f"{number}.md").write_text(f"The key of the shed number {number} is {CANARY}. " * 3)
+    (home / "test.toml").write_text(RECIPE)
+    traced = ["strace", "-f", "-qq", "-e", "trace=%network,open,openat,creat,rename,renameat,renameat2", "-o", trace]
+    options = ("serve", "--http", "0", "--model", long_model, "--folder", notes, "--folder", home)
+    environ = environment(PYTHONDONTWRITEBYTECODE="1", **dict.fromkeys(homes, str(home)))
+    with subprocess.Popen(
+        [*map(str, [*traced, *COMMAND, *options])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        cwd=home,
+    ) as serving:
+        try:
+            door = Door(serving)
+            params = {"paths": [str(notes)], "model": str(long_model), "recipe": str(home / "test.toml")}
+            door.rpc("jobs.start", id="first", params=params | {"device": "cpu", "activate_anyway": True})
+            *_, last = door.follow("first")
+            assert last["params"]["event"]["state"] == "done", last
+            said = [{"role": "user", "content": f"Where is the {CANARY}?"}]
+            for name in ("base", "default", "base:ask"):
+                assert door.chat(model=name, messages=said, max_tokens=4)[0] == 200
+            assert door.call("POST", COMPLETIONS, {"model": "default", "prompt": CANARY})[0] == 200
+        finally:
+            psutil.Process(serving.pid).children()[0].send_signal(signal.SIGINT)  # strace leaves signals to it
+            output, errors = serving.communicate(timeout=SECONDS)
+    assert CANARY not in output + errors
+    calls = trace.read_text(errors="replace").splitlines()
+    with_address = [call for call in calls if "sa_family=AF_INET" in call]
+    bound = [call for call in with_address if " bind(" in call]
+    assert len(bound) == 1 and 'inet_addr("127.0.0.1")' in bound[0]
+    assert not [call for call in with_address if " connect(" in call or " sendto(" in call or " sendmsg(" in call]
+    assert any(" accept" in call for call in with_address)  # of its apps
+    writing = [call for call in calls if re.search(r"O_WRONLY|O_RDWR|O_CREAT| creat\(| rename", call)]
+    elsewhere = [
+        call for call in writing if not re.search(rf'"({home}|/dev|/proc|[^/])', call) and " = -1 " not in call
+    ]
+    assert writing and not elsewhere
+    kept = [path for path in home.rglob("*") if path.is_file()]
     assert kept and not [path for path in kept if CANARY.encode() in path.read_bytes()]
 
 
