@@ -149,5 +149,5 @@ def test_a_mistake_is_not_taken_for_a_missing_network(small_hub, tmp_path):
     script = (
         "from sebp_edge.engine.models import catalog, hub; hub._contact(catalog.resolve('org/model'), lambda: None)"
     )
-    with pytest.raises(AssertionError, match="TypeError: .*positional argument"):
+    with pytest.raises(AssertionError, match=r"TypeError: .*positional argument"):
         run(script, home=tmp_path, HF_ENDPOINT=small_hub.address)

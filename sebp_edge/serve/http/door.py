@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import secrets
 import signal
@@ -162,6 +163,7 @@ def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) 
         folders: those that questions are answered from; the app that starts this process may change them later.
         origins: see `Guard`.
     """
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # which warns of apps that go while they are answered
     try:
         asyncio.run(_serve(port, folders, model, origins))
     except ServerError as error:
