@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_015
+MAX_LINES = 52_993
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_031,
     "engine": 9,
     "engine.memory": 1_826,
-    "engine.models": 4_754,
+    "engine.models": 4_756,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_714,
     "engine.sparse.patches": 2_696,
@@ -76,7 +76,7 @@ MAX_LINES_OF_ROOM = {
     "reading": 6_788,
     "research": 1_778,
     "run": 5_920,
-    "serve": 3_947,
+    "serve": 3_923,
     "store": 2_799,
     "values": 1_857,
 }
