@@ -146,9 +146,10 @@ def test_a_models_name_chooses_the_adapter_and_its_version(door):
         assert (status, answer["model"]) == (200, name)
         assert texts.setdefault(name, answer["choices"][0]["text"]) == answer["choices"][0]["text"]
     assert texts["default"] == texts["default@1"] != texts["base"]
-    for name in ("other", "default@2", "other@1", "a/b", "../keys"):
+    for name in ("other", "default@2", "other@1", "a/b", "../keys", "a" * 10_000):
         status, answer = door.chat(model=name)
         assert (status, answer["error"]["code"]) == (404, "model_not_found"), answer
+        assert len(answer["error"]["message"]) < 300
 
 
 @needs_openai

@@ -1,7 +1,7 @@
 """Damages input of every kind, and checks that each is read or refused in one sentence, in little time and memory.
 
     python kernels/bench/formats/fuzz.py [--inputs 10000] [--seed 0] [--record [FILE]]
-    python kernels/bench/formats/fuzz.py --http [--inputs 2000] [--seed 0] [--record [FILE]]
+    python kernels/bench/formats/fuzz.py --http [--inputs 1000] [--seed 0] [--record [FILE]]
 
 Inputs that end otherwise are printed with their kind and number, which with the seed repeat them, and nothing is
 recorded.
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--http", action="store_true")
     options = parser.parse_args()
-    inputs = options.inputs or (2000 if options.http else 10_000)
+    inputs = options.inputs or (1000 if options.http else 10_000)
     warnings.simplefilter("ignore")
 
     def end(*_) -> None:
