@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_983
+MAX_LINES = 52_984
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
@@ -75,7 +75,7 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_017,
     "reading": 6_788,
     "research": 1_778,
-    "run": 5_920,
+    "run": 5_921,
     "serve": 3_913,
     "store": 2_799,
     "values": 1_857,
