@@ -55,16 +55,16 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_383
+MAX_LINES = 52_382
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_046,
+    "cli": 3_012,
     "engine": 9,
     "engine.memory": 1_837,
-    "engine.models": 4_754,
+    "engine.models": 4_756,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_716,
     "engine.sparse.patches": 2_696,
@@ -75,8 +75,8 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_030,
     "reading": 6_403,
     "research": 1_699,
-    "run": 5_830,
-    "serve": 3_930,
+    "run": 5_878,
+    "serve": 3_913,
     "store": 2_895,
     "values": 1_815,
 }
