@@ -1,4 +1,4 @@
-"""Copies between host and GPU in parallel with computing, on streams that captured graphs include; else plain copies."""
+"""Copies between host and GPU in parallel with computing, on streams that captured graphs include."""
 
 import functools
 

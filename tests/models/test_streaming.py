@@ -1,5 +1,7 @@
 """Blocks whose frozen weights are in host memory compute what those on the device compute, bit for bit."""
 
+from functools import partial
+
 import pytest
 import torch
 from builders import make_examples, make_llama
@@ -9,6 +11,7 @@ from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.streaming import StreamedBlocks
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.values.example import outlines
@@ -48,30 +51,20 @@ def random_adaptation(base, recipe):
 
 
 def poison(model):
-    """Fills a block's buffer with NaN, or 4 bits' largest codes, as soon as the block has run in either direction."""
-
-    def spoil(block):
-        for weight in block.parameters():
-            if getattr(weight, "is_streamed", False):
-                weight.data.view(torch.uint8).fill_(0xFF)
-                if (state := getattr(weight, "quant_state", None)) is not None:
-                    state.absmax.view(torch.uint8).fill_(0xFF)
-
-    found = [block for block in model.modules() if any(map(is_own, block._forward_pre_hooks.values()))]
-    for block in found:
-        stream = block._forward_pre_hooks[next(iter(block._forward_pre_hooks))].__closure__
-        stream = next(cell.cell_contents for cell in stream if hasattr(cell.cell_contents, "_held"))
-
-        def after(block, inputs, output, stream=stream, number=found.index(block)):
-            spoil(block)
-            stream._held[number % 2] = None
-
-        block.register_forward_hook(after)
-    return len(found)
+    """Fills each block's buffer with NaN as soon as the block has run, so that its weights must be copied again."""
+    for block in model.modules():
+        for hook in list(block._forward_pre_hooks.values()):
+            if hook.__module__ == "sebp_edge.engine.models.streaming":
+                cells = (cell.cell_contents for cell in hook.__closure__)
+                stream = next(each for each in cells if isinstance(each, StreamedBlocks))
+                block.register_forward_hook(partial(spoil, stream))
 
 
-def is_own(hook):
-    return hook.__module__ == "sebp_edge.engine.models.streaming"
+def spoil(stream, block, inputs, output):
+    for weight in block.parameters():
+        if getattr(weight, "is_streamed", False):
+            weight.data.view(torch.uint8).fill_(0xFF)
+    stream._held = [None, None]
 
 
 def losses_and_gradients(base, recipe, examples, options, poisoned=False):
@@ -80,7 +73,7 @@ def losses_and_gradients(base, recipe, examples, options, poisoned=False):
     learner = Learner(adaptation, recipe, examples, Collator(64, 2), notices.append, options)
     assert learner.row_losses.hoisted is not None and not notices
     if poisoned:
-        assert poison(base.model)
+        poison(base.model)
     (micro_batch,) = learner.row_losses.limit.cut(outlines(examples))
     held_out, _ = learner.losses_of(micro_batch)
     learner.begin_step(1e-3)
