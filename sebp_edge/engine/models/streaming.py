@@ -96,6 +96,7 @@ class StreamedBlocks:
         """Makes the buffers, and the blocks' weights views of them."""
         size = max(map(len, self._hosts))
         self._buffers = [torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in self._held]
+        self._device = self._buffers[0].device  # with its number, which names its stream
         for number, places in enumerate(self._places):
             for place in places:
                 place.put(self._buffers[number % 2])
