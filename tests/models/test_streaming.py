@@ -4,16 +4,23 @@ from functools import partial
 
 import pytest
 import torch
+from against_dense import padded_batch
 from builders import make_examples, make_llama
+from safetensors.torch import load_file, save_file
 
 from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.generation import generate_text
 from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge.engine.models.shape import spread
 from sebp_edge.engine.models.streaming import StreamedBlocks
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.learner import Learner
+from sebp_edge.engine.training.losses import RowLosses
+from sebp_edge.errors import MachineError, ModelError
 from sebp_edge.values.example import outlines
 
 CPU = torch.device("cpu")
@@ -98,3 +105,75 @@ def test_losses_and_gradients_are_those_of_the_resident_model_bit_for_bit(folder
     for poisoned in (False, True):
         found = losses_and_gradients(base, recipe, examples, options, poisoned)
         assert all(map(torch.equal, found, expected))
+
+
+def test_no_saved_tensor_is_of_a_buffer_and_what_runs_without_active_rows_is_exact_too(folder, recipe):
+    # PEFT's own layers save views, whose values are there again in the backward pass.
+    examples, batch = make_examples([31, 1, 17]), padded_batch()
+    expected = plain_gradients(random_adaptation(load(folder, recipe, 0), recipe), batch)
+    base = load(folder, recipe, 5)
+    adaptation = random_adaptation(base, recipe)
+    poison(base.model)
+    assert all(map(torch.equal, plain_gradients(adaptation, batch), expected))
+    streamed = (weight for weight in base.model.parameters() if getattr(weight, "is_streamed", False))
+    buffers, saved = {weight.untyped_storage().data_ptr() for weight in streamed}, []
+    assert len(buffers) == 2
+
+    def pack(tensor):
+        saved.append(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with RowLosses(adaptation.model, examples, Collator(64, 2), CPU, list) as losses:
+        assert losses.hoisted is not None
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses(outlines(examples))
+    assert saved and not buffers & {*saved}
+
+
+def plain_gradients(adaptation, batch):
+    loss = adaptation.model(**batch).loss
+    loss.backward()
+    found = [parameter.grad for parameter in trainable(adaptation)]
+    adaptation.model.zero_grad()
+    return [loss.detach(), *found]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_replies_are_those_of_the_resident_model(folder, recipe, number):
+    def reply(base):
+        adaptation = random_adaptation(base, recipe)
+        text = generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=8, temperature=0))
+        adaptation.detach()
+        return text
+
+    assert reply(load(folder, recipe, number)) == reply(load(folder, recipe, 0))
+
+
+def test_streamed_blocks_are_spread_evenly():
+    assert [spread(number, 5) for number in range(6)] == [[], [4], [2, 4], [1, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_a_host_that_locks_too_little_memory_is_named_with_what_to_do(folder, monkeypatch):
+    zeros, sizes = torch.zeros, []
+
+    def refuse_third(size, **options):
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise RuntimeError("CUDA error: out of memory")
+        return zeros(size, **options)
+
+    monkeypatch.setattr("sebp_edge.engine.models.streaming.torch.zeros", refuse_third)
+    with pytest.raises(MachineError, match=r"got .* of locked host memory, and .* more were refused; close other"):
+        load(folder, RECIPE, 5)
+
+
+def test_more_blocks_than_there_are_and_damaged_ones_are_refused(folder):
+    with pytest.raises(ModelError, match="6 blocks were to be streamed, but this model has 5 that are known"):
+        load(folder, RECIPE, 6)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.3.mlp.up_proj.weight"
+    weights[name][0, 0] = torch.nan
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"contains NaN or infinity, in the tensor '{name}' of model.safetensors"):
+        load(folder, RECIPE, 5)

@@ -73,7 +73,7 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: in
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
     more = max(state, _set_aside(setup))
-    streamed = sum(1 << size.bit_length() for size in (*setup.streamed_bytes, setup.embeddings_on_host) if size)
+    streamed = sum(1 << (size - 1).bit_length() for size in (*setup.streamed_bytes, setup.embeddings_on_host) if size)
     return num_states_kept(setup, num_trainings) * state + more + offloaded + streamed
 
 

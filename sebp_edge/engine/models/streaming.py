@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.basics.units import gigabytes
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.models.shape import spread
 from sebp_edge.errors import MachineError, ModelError
@@ -51,21 +52,41 @@ class StreamedBlocks:
     def __init__(self, device: torch.device):
         self._device = device
         self._hosts: list[Tensor] = []
+        self._num_locked = 0
         self._places: list[list[_Place]] = []  # until `begin`
         self._buffers: list[Tensor] = []
         # Which block each buffer holds, or will once its copy has ended; and the block that goes on with the pass.
         self._held: list[int | None] = [None, None]
         self._next: int | None = None
 
+    def lock(self, size: int) -> Tensor:
+        """Allocates bytes of host memory that stay where they are, so that the GPU copies and reads them by itself.
+
+        Raises:
+            MachineError: the machine has no such memory left.
+        """
+        try:
+            memory = torch.zeros(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        except RuntimeError as error:
+            if not ran_out_of_memory(error):
+                raise
+            got, more = gigabytes(self._num_locked), gigabytes(size)
+            raise MachineError(
+                f"Streamed weights got {got} of locked host memory, and {more} more were refused; close other "
+                "programs, raise the memory budget, so that more stays on the GPU, or choose a smaller model."
+            ) from error
+        self._num_locked += size
+        return memory
+
     def add(self, block: nn.Module) -> None:
-        """Moves a block's frozen matrices to host memory; raises a RuntimeError if that is full."""
+        """Moves a block's frozen matrices to host memory; raises a MachineError if that is full."""
         number, places, end = len(self._hosts), [], 0
         for owner, attribute in _frozen(block):
             tensor = getattr(owner, attribute)
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = begin + tensor.nbytes
             places.append(_Place(owner, attribute, tensor.dtype, tensor.shape, slice(begin, end)))
-        host = torch.zeros(end, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        host = self.lock(end)
         for place in places:
             values = getattr(place.owner, place.attribute)
             host[place.bytes].copy_(values.contiguous().flatten().view(torch.uint8))
@@ -134,11 +155,11 @@ def stream_blocks(
 
     Raises:
         ModelError: its blocks are not found.
-        MachineError: the host cannot lock enough memory.
+        MachineError: see `StreamedBlocks.lock`.
     """
     blocks = blocks_of(model)
     if len(blocks) < number:
-        raise ModelError(f"{number} blocks were to be streamed, but {len(blocks)} were found in this model.")
+        raise ModelError(f"{number} blocks were to be streamed, but this model has {len(blocks)} that are known.")
     streamed, chosen = StreamedBlocks(device), set(spread(number, len(blocks)))
     for place, block in enumerate(blocks):
         if compute_dtype is not None:
@@ -146,32 +167,15 @@ def stream_blocks(
         _move(block, device)
         check(block)
         if place in chosen:
-            with _naming_host_memory(f"{number} blocks"):
-                streamed.add(block)
+            streamed.add(block)
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if embedding is not head and device.type == "cuda":
-        with _naming_host_memory("embeddings"):
-            embedding.data = _readable_by_gpu(embedding.data.pin_memory())
+        host = streamed.lock(embedding.nbytes).view(embedding.dtype).view(embedding.shape)
+        embedding.data = _readable_by_gpu(host.copy_(embedding.data))
     _move(model, device)
     streamed.begin()
     if compute_dtype is not None:
         model.is_loaded_in_4bit = True
-
-
-class _naming_host_memory:
-    """Context that says in words that the host could not lock memory."""
-
-    def __init__(self, what: str):
-        self._what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error: BaseException | None, trace) -> None:
-        if error is not None and ran_out_of_memory(error):
-            raise MachineError(
-                f"The host could not lock enough memory for the weights of {self._what} (got an out-of-memory error)."
-            ) from error
 
 
 def _frozen(block: nn.Module) -> Iterator[tuple[object, str]]:
