@@ -8,7 +8,7 @@ from against_dense import padded_batch
 from builders import make_examples, make_llama
 from safetensors.torch import load_file, save_file
 
-from sebp_edge import Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
@@ -21,6 +21,7 @@ from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.events import Notice
 from sebp_edge.values.example import outlines
 
 CPU = torch.device("cpu")
@@ -68,10 +69,14 @@ def poison(model):
 
 
 def spoil(stream, block, inputs, output):
-    for weight in block.parameters():
+    fill_buffers(block)
+    stream._held = [None, None]
+
+
+def fill_buffers(model):
+    for weight in model.parameters():
         if getattr(weight, "is_streamed", False):
             weight.data.view(torch.uint8).fill_(0xFF)
-    stream._held = [None, None]
 
 
 def losses_and_gradients(base, recipe, examples, options, poisoned=False):
@@ -85,6 +90,8 @@ def losses_and_gradients(base, recipe, examples, options, poisoned=False):
     held_out, _ = learner.losses_of(micro_batch)
     learner.begin_step(1e-3)
     learner.accumulate(micro_batch, loss_tokens=7)
+    if poisoned:
+        fill_buffers(base.model)  # as a replayed graph does, of which nothing is known afterwards
     learner.accumulate(micro_batch, loss_tokens=11)
     found = [parameter.grad.clone() for parameter in learner.parameters]
     outcome = learner.finish_step()
@@ -177,3 +184,23 @@ def test_more_blocks_than_there_are_and_damaged_ones_are_refused(folder):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ModelError, match=f"contains NaN or infinity, in the tensor '{name}' of model.safetensors"):
         load(folder, RECIPE, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_a_whole_adaptation_saves_the_same_adapter(folder, recipe, notes_folder, tmp_path, monkeypatch):
+    def adapt(name):
+        store, said = AdapterStore(tmp_path / name), []
+        personalizer = Personalizer(folder, recipe=recipe.replace(epochs=1), store=store, device="cpu")
+        personalizer.on_event = said.append
+        result = personalizer.adapt(notes_folder, activate_anyway=True)
+        reply = personalizer.generate("the ferry", max_new_tokens=8, temperature=0)
+        notices = [event.message for event in said if isinstance(event, Notice)]
+        return (result.path / "adapter_model.safetensors").read_bytes(), result.gain, reply, notices
+
+    *expected, _ = adapt("resident")
+    # As if a GPU were too small.
+    monkeypatch.setattr("sebp_edge.run.model_in_use.refuse_if_too_big", lambda *given: 5)
+    *found, notices = adapt("streamed")
+    assert found == expected
+    assert any("The weights of 5 blocks stay in host memory" in notice for notice in notices)
