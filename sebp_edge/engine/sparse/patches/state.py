@@ -113,8 +113,8 @@ def describe(model: nn.Module, inner: nn.Module) -> list | None:
     """
     named = dict(model.named_modules())
     modules, classes, adapted = list(named.values()), dict.fromkeys(map(type, named.values())), adapted_layers(model)
-    hooks = (each for module in modules for name in HOOKS for each in vars(module)[name].values())
-    hooks = (each for each in hooks if each.__module__ != _STREAMING)
+    found = (hook for module in modules for name in HOOKS for hook in vars(module)[name].values())
+    hooks = (hook for hook in found if _module_of(hook) != _STREAMING)
     of_all = (getattr(all_modules, "_global" + name) for name in HOOKS)
     if any(chain(hooks, of_all, map(foreign_forward, modules), (layer.lora_variant for layer in adapted))):
         return None
@@ -161,7 +161,11 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _is_own(hook: Callable) -> bool:
-    return (getattr(hook, "__module__", None) or "").startswith(_OWN_HOOKS)
+    return _module_of(hook).startswith(_OWN_HOOKS)
+
+
+def _module_of(hook: Callable) -> str:
+    return getattr(hook, "__module__", None) or ""
 
 
 def _refill(table: dict, hooks: dict) -> None:
