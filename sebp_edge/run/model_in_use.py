@@ -118,15 +118,13 @@ class ModelInUse:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
         self._forget_decoder()
         self.base = self.adaptation = None
+        gc.collect()  # a layer in 4 bits and its weight refer to each other
         devices.release_memory(self.device)
 
     def close(self) -> None:
-        """Frees the model's memory for good, and what of it waits in circles of references."""
+        """Frees the model's memory for good."""
         self.adapter_folder = None
-        self._forget_decoder()
-        self.base = self.adaptation = None
-        gc.collect()
-        devices.release_memory(self.device)
+        self.release()
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
         """Returns the base model, or the encoder in its place, which is not kept."""

@@ -107,11 +107,9 @@ def test_an_adaptation_with_streamed_blocks_stays_within_its_plan(tokenizer, tmp
     plan = Personalizer(tmp_path / "model", memory_budget="70GB", **options).plan(texts)
     while not plan.chosen.options.streamed_blocks:
         plan = Personalizer(tmp_path / "model", memory_budget=plan.chosen.peak - 1, **options).plan(texts)
-    budget = int(1.02 * plan.chosen.peak)
+    budget = plan.chosen.peak  # with more, all blocks might fit
     personalizer = Personalizer(tmp_path / "model", memory_budget=budget, **options)
-    planned = personalizer.plan(texts).chosen
-    assert planned.options.streamed_blocks and planned.host_memory > 0
     result = personalizer.adapt(texts)
-    assert personalizer.in_use.base.streamed_blocks == planned.options.streamed_blocks
-    assert result.peak_memory_bytes <= planned.peak <= budget
+    assert personalizer.in_use.base.streamed_blocks
+    assert result.peak_memory_bytes <= result.predicted_peak_bytes <= budget
     assert personalizer.generate("the ferry", max_new_tokens=4, seed=1)

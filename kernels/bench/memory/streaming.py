@@ -7,6 +7,7 @@ the resident step and two copies of the streamed weights at the rate that copies
 and gradients of both are compared, too.
 """
 
+import gc
 import math
 import statistics
 import sys
@@ -66,6 +67,7 @@ def compare(shape: str, in_4_bits: bool, folder: Path, options) -> list[dict]:
         if streamed:
             host = sum(each.nbytes for each in streamed_hosts(base.model))
         del base
+        gc.collect()  # a layer in 4 bits and its weight refer to each other
         devices.release_memory(CUDA)
     rate, rows = devices.bus_rate(CUDA), []
     for tokens, resident, found in zip(TOKENS, measured[False][1:], measured[True][1:], strict=True):
