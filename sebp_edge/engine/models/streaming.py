@@ -11,7 +11,7 @@ A pass over n blocks with gradients makes 2 n - 2 copies, in parallel with compu
 them. Autograd may keep a view of a buffer, whose values are there again in the backward pass, but no copy of it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -141,7 +141,11 @@ class StreamedBlocks:
 
 
 def stream_blocks(
-    model: PreTrainedModel, number: int, device: torch.device, compute_dtype: torch.dtype | None, check
+    model: PreTrainedModel,
+    number: int,
+    device: torch.device,
+    compute_dtype: torch.dtype | None,
+    check: Callable[[nn.Module], None],
 ) -> None:
     """Moves a model from the host to a device, with the frozen matrices of some blocks streamed.
 
