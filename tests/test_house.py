@@ -55,30 +55,30 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_388
+MAX_LINES = 52_853
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
-    "ask": 1_306,
+    "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_065,
+    "cli": 3_056,
     "engine": 9,
     "engine.memory": 1_897,
-    "engine.models": 5_019,
+    "engine.models": 5_023,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_713,
-    "engine.sparse.patches": 2_667,
+    "engine.sparse.patches": 2_671,
     "engine.sparse.rows": 1_240,
-    "engine.training": 4_161,
-    "export": 1_967,
-    "lessons": 2_285,
+    "engine.training": 4_160,
+    "export": 1_852,
+    "lessons": 2_260,
     "machine": 1_091,
-    "reading": 6_788,
-    "research": 1_777,
-    "run": 5_897,
+    "reading": 6_470,
+    "research": 1_698,
+    "run": 5_850,
     "serve": 3_930,
-    "store": 2_799,
-    "values": 1_857,
+    "store": 2_903,
+    "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -92,11 +92,10 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/engine/models/gguf/families.py", "sebp_edge/engine/models/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
-    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target_folder.py"),
+    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
     "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
     "turbohtml": ("sebp_edge/reading/formats/html.py",),
-    "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
     "yaml": ("sebp_edge/reading/formats/front_matter.py",),
     "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.

@@ -294,11 +294,7 @@ _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", *R
 
 
 def _text(content) -> str:
-    """Returns a message's content; parts of text are one text, as in chat templates.
-
-    Raises:
-        Unreadable: a part is no text, for example an image.
-    """
+    """Returns a message's content; parts of text are one text, as in chat templates."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

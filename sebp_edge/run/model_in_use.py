@@ -152,12 +152,7 @@ class ModelInUse:
             )
 
     def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:
-        """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error.
-
-        Raises:
-            AdapterError: the adapter is damaged.
-            BaseModelMismatch: it was made for another base model.
-        """
+        """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error."""
         if record.fingerprint != self.base.fingerprint:
             name = self.base.reference.public_name
             if record.base_model == name:
@@ -216,9 +211,6 @@ class ModelInUse:
         """Context in which the model has the adapter in use, or none; returns a decoder, and how prompts are rendered.
 
         The decoder keeps beginnings of prompts until the base model or the adapter is another one, or is trained.
-
-        Raises:
-            AdapterError, ModelError: the logits are not finite, with an adapter or without one.
         """
         used = self.adaptation if with_adapter else None
         try:

@@ -36,11 +36,7 @@ _IN_NO_TEXT = frozenset({"Cc", "Co", "Cn"})
 
 
 def decode(path: Path) -> str:
-    """Returns the text of a file, which is in UTF-8, in UTF-16, or in a detected encoding.
-
-    Raises:
-        Unreadable: it is binary, empty, or in no known encoding.
-    """
+    """Returns the text of a file, which is in UTF-8, in UTF-16, or in a detected encoding."""
     return decode_bytes(path.read_bytes())
 
 
@@ -56,9 +52,6 @@ def decode_html(path: Path) -> str:
     """Returns the text of a web page, in UTF-8 or the encoding that it names; if it is in neither, as `decode` does.
 
     Null characters and single damaged characters are no errors, as in browsers.
-
-    Raises:
-        Unreadable: see `decode`.
     """
     data = path.read_bytes()
     if data.startswith(_MARKS):
