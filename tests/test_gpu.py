@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from sebp_edge.ops import (
     choices,
     detect,
     lora_linear,
+    self_check,
     sparse_linear,
 )
 from sebp_edge.research.analysis.gradients import row_gradients
@@ -45,6 +47,14 @@ pytestmark = [
 
 LENGTHS = (200, 1, 64, 17, 129)
 ROW_KERNELS = ("_gather_rows_kernel", "_scatter_rows_kernel")
+
+
+def test_kernels_pass_their_check_in_two_seconds_once_they_are_compiled():
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert list(self_check.try_all(device, torch.bfloat16)) == []
+    begin = time.perf_counter()
+    assert list(self_check.try_all(device, torch.bfloat16)) == []
+    assert time.perf_counter() - begin < 2
 
 
 def losses_and_gradients(model, level, batch):

@@ -55,27 +55,27 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_853
+MAX_LINES = 52_871
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_056,
+    "cli": 3_046,
     "engine": 9,
-    "engine.memory": 1_897,
+    "engine.memory": 1_908,
     "engine.models": 5_023,
     "engine.models.gguf": 1_168,
-    "engine.sparse": 1_713,
+    "engine.sparse": 1_715,
     "engine.sparse.patches": 2_671,
     "engine.sparse.rows": 1_240,
     "engine.training": 4_160,
     "export": 1_852,
     "lessons": 2_260,
-    "machine": 1_091,
+    "machine": 1_104,
     "reading": 6_470,
     "research": 1_698,
-    "run": 5_850,
+    "run": 5_852,
     "serve": 3_930,
     "store": 2_903,
     "values": 1_815,
@@ -101,7 +101,6 @@ HOMES = {
     # Whoever starts a program makes it end with this one: see basics/children.py.
     "subprocess": (
         "sebp_edge/basics/children.py",
-        "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",
         "sebp_edge/serve/processes.py",

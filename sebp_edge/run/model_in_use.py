@@ -12,6 +12,7 @@ import torch
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
+from sebp_edge.engine.memory.this_machine import kernels_problem
 from sebp_edge.engine.models.adaptation import Adaptation, load, take
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.encoders import is_encoder, load_encoder
@@ -102,7 +103,8 @@ class ModelInUse:
             if self.base.in_4bit != recipe.load_in_4bit or not is_as_wanted:
                 self.release()
         if self.base is None:
-            if self.device.type == "cpu" and (problem := devices.driver_problem()):
+            unused_gpu = devices.driver_problem() if self.device.type == "cpu" else None
+            for problem in filter(None, (unused_gpu, kernels_problem(self.device))):
                 on_event(Notice(problem))
             recipe_to_load = recipe or self.recipe
             needed = refuse_if_too_big(self.reference, recipe_to_load, self.device)
