@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_382
+MAX_LINES = 52_791
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,19 +63,19 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_012,
     "engine": 9,
-    "engine.memory": 1_837,
-    "engine.models": 4_756,
+    "engine.memory": 1_908,
+    "engine.models": 5_025,
     "engine.models.gguf": 1_168,
-    "engine.sparse": 1_716,
-    "engine.sparse.patches": 2_696,
+    "engine.sparse": 1_715,
+    "engine.sparse.patches": 2_671,
     "engine.sparse.rows": 1_240,
     "engine.training": 4_160,
     "export": 1_852,
     "lessons": 2_256,
-    "machine": 1_030,
+    "machine": 1_104,
     "reading": 6_403,
-    "research": 1_699,
-    "run": 5_878,
+    "research": 1_698,
+    "run": 5_900,
     "serve": 3_913,
     "store": 2_895,
     "values": 1_815,

@@ -114,6 +114,21 @@ class Matrices:
         return packed if packed is not None and multiplies_in_4_bits(packed, self.like.shape[1], rows) else None
 
 
+def is_streamed(weight: Tensor | QuantisedWeight) -> bool:
+    """Whether a weight's memory holds others between passes, so that it may be read only in its turn, never copied."""
+    return getattr(weight, "is_streamed", False)
+
+
+def side_by_side(weights: Sequence[Tensor]) -> Tensor | None:
+    """Weights [M_i, K] as one matrix, [M, K], if they lie one after another in memory; else None."""
+    first, end = weights[0], weights[0].data_ptr()
+    for weight in weights:
+        if weight.data_ptr() != end or not weight.is_contiguous():
+            return None
+        end += weight.nbytes
+    return first.detach().as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
+
+
 def dequantise(weights: Sequence[QuantisedWeight], parts: Sequence[Tensor]) -> None:
     """Writes each weight into its matrix [M_i, K], contiguous; all in one launch if our kernels can read them."""
     packed = alike_in_4_bits(weights)

@@ -10,13 +10,16 @@ from torch import Tensor
 
 from . import backend
 from .copies import TensorCopy, copy_all
-from .frozen_weights import Matrices, alike_in_4_bits, dequantise
+from .frozen_weights import Matrices, alike_in_4_bits, dequantise, is_streamed, side_by_side
 from .joined_weight import FourBitsWithAdapters, JoinedWeight
 from .quantised import QuantisedWeight, ScratchBuffer
 
 
 class LoraProjection(NamedTuple):
-    """One projection: frozen weight [M, K] and bias [M] or None, lora_A [R, K], lora_B [M, R], and its scaling."""
+    """One projection: frozen weight [M, K] and bias [M] or None, lora_A [R, K], lora_B [M, R], and its scaling.
+
+    Weights with the attribute `is_streamed` are not copied; those that are stacked must lie side by side.
+    """
 
     weight: Tensor | QuantisedWeight
     bias: Tensor | None
@@ -186,6 +189,8 @@ def _stack_weights(
         kept = torch.empty(sum(columns), num_inputs, dtype=weights[0].dtype, device=lora_A.device)
         dequantise(weights, kept.split(columns))
         weights = kept.split(columns)
+    if is_streamed(weights[0]):
+        return side_by_side(weights), None
     if joined and JoinedWeight.can_hold(weights, rank):
         one_matrix = JoinedWeight.of(weights, rank)
         return one_matrix.weight, one_matrix

@@ -164,6 +164,32 @@ def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * rows * columns * columns / min(times)
 
 
+@functools.cache
+def bus_rate(device: torch.device) -> float:
+    """Returns the bytes per second of copies from locked host memory to a GPU, the best of three, measured once.
+
+    Raises:
+        MachineError: too little memory is free for 32 MB.
+    """
+    times = []
+    try:
+        host = torch.empty(2**25, dtype=torch.uint8, pin_memory=True)
+        copy = torch.empty_like(host, device=device)
+        for _ in range(3):
+            synchronize(device)
+            begin = time.perf_counter()
+            copy.copy_(host, non_blocking=True)
+            synchronize(device)
+            times.append(time.perf_counter() - begin)
+    except RuntimeError as error:
+        if not ran_out_of_memory(error):
+            raise
+        raise MachineError(
+            "Too little memory is free to measure the speed of the bus; close other programs."
+        ) from error
+    return len(host) / min(times)
+
+
 def forked_random_state(device: torch.device) -> AbstractContextManager[None]:
     """Context that restores the random states of the CPU and of `device` on exit."""
     # Without devices, torch would warn of every other GPU.

@@ -181,7 +181,8 @@ class Adapting:
         """
         resumed, preparation = self._job.resumed, self._preparation
         recipe, options = (resumed.recipe, resumed.options) if resumed else preparation.chosen(planned)
-        base, prepared = self._load(recipe, planned)
+        is_planned = planned is not None or peak is not None
+        base, prepared = self._load(recipe, planned, options.streamed_blocks if is_planned else None)
         if prepared.starting_point.has_nothing_new:
             return UnchangedResult.of(prepared.starting_point.active)
         prepared, schedules = self._schedule(base, recipe, options, prepared, planned)
@@ -193,7 +194,9 @@ class Adapting:
         training.begin(base, task, guard, resumed and resumed.state)
         return None
 
-    def _load(self, recipe: Recipe, planned: PlannedTraining | None) -> tuple[BaseModel, Prepared]:
+    def _load(
+        self, recipe: Recipe, planned: PlannedTraining | None, streamed: int | None
+    ) -> tuple[BaseModel, Prepared]:
         """Loads the model and encodes the texts; on a GPU, kernels are compiled meanwhile."""
         call, preparation, ahead = self._call, self._preparation, nullcontext()
         if call.on_gpu:
@@ -201,7 +204,7 @@ class Adapting:
             config = decoder_config(call.reference)
             ahead = compiling_ahead(config, recipe, call.device, median(lengths) if lengths else 0)
         with ahead:
-            base = call.load(recipe)
+            base = call.load(recipe, streamed)
             prepared = preparation.encode(base, planned)
         start = prepared.starting_point
         if not start.has_nothing_new:

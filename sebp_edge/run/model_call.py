@@ -70,10 +70,10 @@ class ModelCall(Call):
         """Returns what of the budget is free now, without the loaded weights, which a plan includes."""
         return limited(self.budget, devices.free_memory(self.device) + memory_of(self.device).used)
 
-    def load(self, recipe: Recipe | None = None) -> BaseModel:
+    def load(self, recipe: Recipe | None = None, streamed: int | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""
         self.signal.check()
-        return self.in_use.load(self.notify, recipe, watch=lambda load: self.job.watch(load, self.check))
+        return self.in_use.load(self.notify, recipe, lambda load: self.job.watch(load, self.check), streamed)
 
     def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""

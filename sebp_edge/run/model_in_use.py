@@ -74,29 +74,43 @@ class ModelInUse:
     @property
     def loaded_bytes(self) -> int:
         """Bytes of the base model's weights; 0 until it is loaded."""
-        return 0 if self.base is None else sum(weight.nbytes for weight in self.base.model.parameters())
+        if self.base is None:
+            return 0
+        # Streamed blocks share two buffers.
+        storages = (weight.untyped_storage() for weight in self.base.model.parameters())
+        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
     def load(
         self,
         on_event: Sink,
         recipe: Recipe | None = None,
         watch: Callable[[Callable[[Check], BaseModel]], BaseModel] = lambda load: load(lambda: None),
+        streamed: int | None = None,
     ) -> BaseModel:
         """Returns the base model; loads it if necessary.
 
-        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision. Without
-        one: puts the adapter in use on it, unless it is there already. `watch` runs the loading.
+        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision, or
+        another number of blocks is to be streamed. Without one: puts the adapter in use on it, unless it is there
+        already. `watch` runs the loading.
+
+        Args:
+            streamed: of how many blocks the frozen matrices are to be in host memory; None for those that must be.
         """
         if recipe is not None:
             self._forget_decoder()
-        if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
-            self.release()
+        if recipe is not None and self.base is not None:
+            is_as_wanted = streamed in (None, self.base.streamed_blocks)
+            if self.base.in_4bit != recipe.load_in_4bit or not is_as_wanted:
+                self.release()
         if self.base is None:
             unused_gpu = devices.driver_problem() if self.device.type == "cpu" else None
             for problem in filter(None, (unused_gpu, kernels_problem(self.device))):
                 on_event(Notice(problem))
-            refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
-            self.base = watch(partial(load_base_model, self.reference, recipe or self.recipe, self.device))
+            recipe_to_load = recipe or self.recipe
+            needed = refuse_if_too_big(self.reference, recipe_to_load, self.device)
+            streamed = needed if streamed is None else streamed
+            load = partial(load_base_model, self.reference, recipe_to_load, self.device, streamed_blocks=streamed)
+            self.base = watch(load)
             self._announce(self.base, on_event)
         if recipe is None and self.adaptation is None:
             self.restore_adapter(on_event)
@@ -106,15 +120,13 @@ class ModelInUse:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
         self._forget_decoder()
         self.base = self.adaptation = None
+        gc.collect()  # a layer in 4 bits and its weight refer to each other
         devices.release_memory(self.device)
 
     def close(self) -> None:
-        """Frees the model's memory for good, and what of it waits in circles of references."""
+        """Frees the model's memory for good."""
         self.adapter_folder = None
-        self._forget_decoder()
-        self.base = self.adaptation = None
-        gc.collect()
-        devices.release_memory(self.device)
+        self.release()
 
     def load_analyzed(self, on_event: Sink, seed: int) -> BaseModel:
         """Returns the base model, or the encoder in its place, which is not kept."""
@@ -126,6 +138,13 @@ class ModelInUse:
 
     def _announce(self, base: BaseModel, on_event: Sink) -> None:
         on_event(ModelLoaded(self.reference.name, base.num_parameters, self.device.type, base.precision))
+        if base.streamed_blocks:
+            on_event(
+                Notice(
+                    f"The weights of {base.streamed_blocks} blocks stay in host memory, and every pass copies them to "
+                    "the GPU; a reply copies them for each of its tokens."
+                )
+            )
         if base.in_4bit and self.reference.is_gguf:
             on_event(
                 Notice(

@@ -100,13 +100,14 @@ _RenderedExample = TypedDict("_RenderedExample", {"document": str, "tokens": int
 _Footprint = TypedDict("_Footprint", {"weights": int, "adapter": int, "gradients": int, "optimizer": int, "activations":
     int, "loss": int, "graphs": int, "context": int, "reserve": int})
 _Choice = TypedDict("_Choice", {"recipe": str, "method": str, "r": int, "dtype": str, "max_rows": int, "checkpoints":
-    int, "offload": bool, "chunked_blocks": bool, "small_buffers": bool, "dequantised_blocks": int, "moments_in_8_bits":
-    bool, "folds_at_once": bool, "peak": int, "host_memory": int, "seconds": float | None, "footprint": _Footprint})
+    int, "offload": bool, "chunked_blocks": bool, "small_buffers": bool, "dequantised_blocks": int, "streamed_blocks":
+    int, "moments_in_8_bits": bool, "folds_at_once": bool, "peak": int, "host_memory": int, "seconds": float | None,
+    "footprint": _Footprint})
 _Plan = TypedDict("_Plan", {"model": str, "device": str, "budget": int, "larger": _Choice | None, "smaller": _Choice |
     None, "full": _Choice | None, "gpu": int | None, "recipe": str, "method": str, "r": int, "dtype": str, "max_rows":
     int, "checkpoints": int, "offload": bool, "chunked_blocks": bool, "small_buffers": bool, "dequantised_blocks": int,
-    "moments_in_8_bits": bool, "folds_at_once": bool, "peak": int, "host_memory": int, "seconds": float | None,
-    "footprint": _Footprint})
+    "streamed_blocks": int, "moments_in_8_bits": bool, "folds_at_once": bool, "peak": int, "host_memory": int,
+    "seconds": float | None, "footprint": _Footprint})
 _InspectResult = TypedDict("_InspectResult", {"event": Literal['inspection'], "model": str, "recipe": str, "documents":
     int, "examples": int, "tokens": int, "characters": int, "left_out": list[_Reason], "copies": int, "near_duplicates":
     list[list[str]], "boilerplate_share": float | None, "templates": list[str], "drawings": list[str],
@@ -117,8 +118,8 @@ _InspectResult = TypedDict("_InspectResult", {"event": Literal['inspection'], "m
 _PlanResult = TypedDict("_PlanResult", {"model": str, "device": str, "budget": int, "larger": _Choice | None, "smaller":
     _Choice | None, "full": _Choice | None, "gpu": int | None, "recipe": str, "method": str, "r": int, "dtype": str,
     "max_rows": int, "checkpoints": int, "offload": bool, "chunked_blocks": bool, "small_buffers": bool,
-    "dequantised_blocks": int, "moments_in_8_bits": bool, "folds_at_once": bool, "peak": int, "host_memory": int,
-    "seconds": float | None, "footprint": _Footprint})
+    "dequantised_blocks": int, "streamed_blocks": int, "moments_in_8_bits": bool, "folds_at_once": bool, "peak": int,
+    "host_memory": int, "seconds": float | None, "footprint": _Footprint})
 _Source = TypedDict("_Source", {"document": str, "headings": list[str], "line": int, "text": str, "date":
     NotRequired[str], "path": NotRequired[str | None]})
 _AskResult = TypedDict("_AskResult", {"text": str, "found": bool, "quoted": bool, "sources": list[_Source], "sentence":

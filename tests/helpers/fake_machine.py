@@ -57,6 +57,7 @@ class FakeMachine:
     def multiplies(self, rate: float) -> None:
         """Sets how many floating-point operations a second a product of matrices makes."""
         self._monkeypatch.setattr(devices, "matmul_rate", lambda device, dtype: rate)
+        self._monkeypatch.setattr(devices, "bus_rate", lambda device: 24e9)
 
 
 def write_supplies(folder, plugged: bool | None = None, status: str | None = "Discharging") -> None:

@@ -31,14 +31,17 @@ def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(sha
     plans = all_plans(lambda size: plan_3b(shape_3b, size, dataset), "80GB")
     assert (plans[0].chosen.options, plans[0].larger) == (FASTEST, None)
     assert len(plans) > 8
-    for larger, smaller in pairwise(plans):
-        assert smaller.chosen == larger.smaller
-        assert smaller.larger == larger.chosen
-        assert smaller.chosen.peak < larger.chosen.peak
+    assert all(smaller.chosen.peak < larger.chosen.peak for larger, smaller in pairwise(plans))
     # A budget of exactly the peak is enough.
     for plan in plans[1::5]:
         assert plan_3b(shape_3b, plan.chosen.peak, dataset).chosen == plan.chosen
-    assert [plan.chosen for plan in plans] == list(choosing._ever_smaller(choices_3b(shape_3b, dataset, RECIPE)))
+    # Choices with streamed blocks stream as few as fit.
+    plans = [plan for plan in plans if not plan.chosen.options.streamed_blocks]
+    for larger, smaller in pairwise(plans):
+        assert smaller.chosen == larger.smaller
+        assert smaller.larger == larger.chosen
+    found = list(choosing._ever_smaller(choices_3b(shape_3b, dataset, RECIPE)))
+    assert [plan.chosen for plan in plans] == [each for each in found if not each.options.streamed_blocks]
 
 
 @pytest.mark.slow
@@ -47,7 +50,12 @@ def test_plans_get_slower_before_they_get_less_precise(shape_3b):
     recipe = RECIPE.replace(batch_tokens=2000)
     recipe = dataclasses.replace(recipe, r=None)
     # These are all that some budget chooses.
-    chosen = list(choosing._ever_smaller(choices_3b(shape_3b, make_dataset(80), recipe)))
+    found = list(choosing._ever_smaller(choices_3b(shape_3b, make_dataset(80), recipe)))
+    chosen = [each for each in found if not each.options.streamed_blocks]
+    streamed = found[len(chosen) :]
+    assert all(each.options.streamed_blocks and each.recipe.load_in_4bit for each in streamed)
+    precision = [(each.recipe.r, not each.options.moments_in_8_bits) for each in streamed]
+    assert precision == sorted(precision, reverse=True) and {r for r, _ in precision} == {16, 8, 4}
     precision = [(not each.options.moments_in_8_bits, not each.recipe.load_in_4bit, each.recipe.r) for each in chosen]
     assert precision == sorted(precision, reverse=True)
     assert precision[0] == (True, True, 16)
@@ -57,7 +65,7 @@ def test_plans_get_slower_before_they_get_less_precise(shape_3b):
         assert seconds == sorted(seconds)
     assert {each.recipe.lora_alpha / each.recipe.r for each in chosen} == {2}
     # All descriptions differ.
-    assert len({each.description for each in chosen}) == len(chosen)
+    assert len({each.description for each in found}) == len(found)
     # Plans save activations by checkpoints and by smaller micro-batches; the fastest plan does neither.
     assert not chosen[0].options.small_buffers
     assert {each.options.checkpoints for each in chosen} >= {0, 14, 27}

@@ -11,6 +11,7 @@ from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import MachineError
+from sebp_edge.machine import devices
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")
@@ -77,3 +78,33 @@ def test_the_error_names_a_gpu_without_bf16_as_the_reason(two_layer_folder, mach
     machine.computes_in(torch.float32)
     with pytest.raises(MachineError, match="this GPU has no bf16, so weights take 4 bytes each"):
         refuse_if_too_big(resolve(two_layer_folder), LORA, CUDA)
+
+
+def test_a_gpu_that_is_too_small_streams_all_blocks_if_the_host_has_room(tokenizer, tmp_path, machine, monkeypatch):
+    model = make_llama(num_hidden_layers=6)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    machine.computes_in(torch.bfloat16)
+    matrices = [p for name, p in model.named_parameters() if "proj" in name]
+    adapter = LORA.r * sum(sum(p.shape) for p in matrices) * (4 + 2 + 4 + 8)
+    resident = 2 * sum(p.numel() for p in model.parameters()) + adapter
+    # Two blocks of six stay.
+    streamed = resident - 2 * sum(p.numel() for p in matrices) * 4 // 6
+    free = {"cuda": resident, "cpu": 8e9}
+    monkeypatch.setattr(devices, "free_memory", lambda device: int(free[device.type]))
+    monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
+
+    def number():
+        return refuse_if_too_big(resolve(tmp_path), LORA, CUDA)
+
+    assert number() == 0
+    for free["cuda"] in (resident - 1, streamed):
+        assert number() == 6
+    free["cpu"] = 10_000
+    with pytest.raises(MachineError, match=r"in host memory they need .*, but .* are free; choose a smaller model or"):
+        number()
+    free["cuda"] = streamed - 1
+    with pytest.raises(
+        MachineError, match=r"needs at least .*, with two of its blocks on the GPU at a time; this mach"
+    ):
+        number()

@@ -182,9 +182,9 @@ def test_layers_that_bitsandbytes_dequantises_wrongly_on_the_cpu_are_refused(mod
 def test_the_command_line_generates_in_the_trained_or_requested_precision(folder, notes_folder, monkeypatch):
     loaded = []
 
-    def spy(*arguments):
-        loaded.append(load_base_model(*arguments).in_4bit)
-        return load_base_model(*arguments)
+    def spy(*arguments, **options):
+        loaded.append(load_base_model(*arguments, **options).in_4bit)
+        return load_base_model(*arguments, **options)
 
     monkeypatch.setattr("sebp_edge.run.model_in_use.load_base_model", spy)
     learn = ["adapt", str(notes_folder), "--model", str(folder), "--epochs", "1", "--name", "mine", "--4bit"]

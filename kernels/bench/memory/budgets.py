@@ -65,6 +65,9 @@ RUNS = [
     Run("8b-lora-20gb", "llama-3.1-8b", "lora", False, "20GB", CHATS),
     Run("8b-4bit-8gb", "llama-3.1-8b", "lora", True, "8GB", NOTES),
     Run("3b-lora-6gb", "llama-3.2-3b", "lora", False, "6GB", NOTES),
+    Run("3b-4bit-2.6gb", "llama-3.2-3b", "lora", True, "2.6GB", NOTES),
+    Run("8b-4bit-4gb", "llama-3.1-8b", "lora", True, "4GB", NOTES),
+    Run("8b-lora-10gb", "llama-3.1-8b", "lora", False, "10GB", NOTES),
 ]
 # For LoRA with plenty of memory, LoRA with little, 4 bits, and full training.
 BUDGETS = {

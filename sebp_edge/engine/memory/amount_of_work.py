@@ -19,7 +19,7 @@ class AmountOfWork:
     Attributes:
         trained, evaluated: the distinct sizes of micro-batches; with graphs, those of their buckets. Without graphs,
             sizes that fit into another one are left out, since they take less memory.
-        micro_batches: the number of micro-batches with gradients.
+        micro_batches, evaluations: the number of micro-batches with gradients, and without.
         trained_tokens, evaluated_tokens: the cost of all micro-batches with and without gradients, in tokens.
         repeated: the part of the rows with gradients that sharing what sequences begin with saves, or would save.
     """
@@ -27,6 +27,7 @@ class AmountOfWork:
     trained: list[Bucket]
     evaluated: list[Bucket]
     micro_batches: int
+    evaluations: int
     trained_tokens: float
     evaluated_tokens: float
     repeated: float
@@ -73,6 +74,7 @@ class AmountOfWork:
             trained=_largest(trained, has_graphs),
             evaluated=_largest(evaluated, has_graphs),
             micro_batches=len(trained),
+            evaluations=len(evaluated),
             trained_tokens=sum(_cost(sizes, on_gpu) for sizes in trained) - shared_tokens,
             evaluated_tokens=sum(_cost(sizes, on_gpu) for sizes in evaluated) - shared_evaluated,
             repeated=repeated / rows if rows else 0.0,

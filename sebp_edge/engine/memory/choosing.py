@@ -3,8 +3,9 @@
 Nothing is loaded for that. The first choices trade time for memory: smaller micro-batches, which read the weights more
 often, or recomputed activations, whichever fits and is faster. Their updates are the same. Later choices reduce
 precision or capacity: 8-bit moments, a base model in 4 bits, a lower rank. Values that the recipe states never change.
-What the choice leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit. Without a
-budget nothing is chosen, and a part of the free memory holds them.
+The last choices stream the blocks' frozen weights from host memory, at the recipe's own rank again. What the choice
+leaves of the budget holds dequantised copies of 4-bit weights, of as many blocks as fit, or blocks that need not be
+streamed. Without a budget nothing is chosen, and a part of the free memory holds dequantised copies.
 """
 
 from bisect import bisect_right
@@ -66,7 +67,7 @@ def make_plan(
         raise _host_is_full(candidates, recipe)
     if chosen is None:
         raise _nothing_fits(candidates, larger, budget)
-    chosen = candidates.with_dequantised_blocks(chosen, budget.size)
+    chosen = candidates.filling_budget(chosen, budget.size)
     may_be_full = recipe.is_plain_lora
     fulls = candidates.for_recipe(recipe.replace(method="full")) if may_be_full else []
     full = next((each for each in fulls if each.peak <= budget.size and each.host_memory <= target.host), None)
@@ -168,12 +169,19 @@ class _Candidates:
             ]
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
+        if not (is_lora and self.target.on_gpu and all(block.kind for block in self.shape.blocks)):
+            return
+        for each in recipes:
+            if each.load_in_4bit == recipes[-1].load_in_4bit:
+                for in_8_bits in (False, True):
+                    yield from self._all_options(each, in_8_bits=in_8_bits, streamed=len(self.shape.blocks))
 
-    def with_dequantised_blocks(self, chosen: Choice, budget: int) -> Choice:
-        """Returns the fastest choice of the same precision if each fills the budget with dequantised 4-bit weights."""
-        if not (chosen.recipe.load_in_4bit and self.shape.is_hoisted):
+    def filling_budget(self, chosen: Choice, budget: int) -> Choice:
+        """Returns the fastest choice of the same precision if each is `filled`."""
+        streamed = chosen.options.streamed_blocks
+        if not ((chosen.recipe.load_in_4bit or streamed) and self.shape.is_hoisted):
             return chosen
-        alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits)
+        alike = self._all_options(chosen.recipe, in_8_bits=chosen.options.moments_in_8_bits, streamed=streamed)
         fitting = [each for each in alike if each.peak <= budget and each.host_memory <= self.target.host]
         return min((self.filled(each, budget) for each in fitting), key=lambda choice: choice.seconds)
 
@@ -183,26 +191,28 @@ class _Candidates:
         return self._choice(replace(self._setup(recipe), options=options))
 
     def filled(self, choice: Choice, budget: int) -> Choice:
-        """Returns a choice that fits with as many blocks' 4-bit weights dequantised as fit, too."""
-        setup = self._setup(choice.recipe)
+        """Returns a choice that fits with as many blocks as fit not streamed, or dequantised too."""
+        setup, streamed = self._setup(choice.recipe), choice.options.streamed_blocks
 
         def with_blocks(number: int) -> Choice:
-            return self._choice(replace(setup, options=replace(choice.options, dequantised_blocks=number)))
+            changed = {"streamed_blocks": streamed - number} if streamed else {"dequantised_blocks": number}
+            return self._choice(replace(setup, options=replace(choice.options, **changed)))
 
         numbers = range(1, len(self.shape.blocks) + 1)
         return with_blocks(bisect_right(numbers, budget, key=lambda number: with_blocks(number).peak))
 
-    def _all_options(self, recipe: Recipe, *, in_8_bits: bool) -> list[Choice]:
-        """Returns all choices with the same recipe and precision, the fastest first."""
+    def _all_options(self, recipe: Recipe, *, in_8_bits: bool, streamed: int = 0) -> list[Choice]:
+        """Returns all choices with the same recipe, precision and number of streamed blocks, the fastest first."""
         setup = self._setup(recipe)
         max_checkpoints = len(self.shape.blocks) - 1 if setup.is_hoisted else 0
         alternatives = [{"checkpoints": each} for each in sorted({round(max_checkpoints * n / 4) for n in range(5)})]
         if setup.on_gpu and max_checkpoints:
             offloaded = alternatives[-1] | {"offload": True}
             alternatives += [offloaded, offloaded | {"chunked_blocks": True}]
-        all_options = [MemoryOptions(max_rows=next(iter(self._work_by_max_rows)), moments_in_8_bits=in_8_bits)]
+        fixed = {"moments_in_8_bits": in_8_bits, "streamed_blocks": streamed}
+        all_options = [MemoryOptions(max_rows=next(iter(self._work_by_max_rows)), **fixed)]
         all_options += [
-            MemoryOptions(max_rows=max_rows, small_buffers=True, moments_in_8_bits=in_8_bits, **alternative)
+            MemoryOptions(max_rows=max_rows, small_buffers=True, **fixed, **alternative)
             for max_rows in self._work_by_max_rows
             for alternative in alternatives
         ]
@@ -221,13 +231,16 @@ class _Candidates:
         )
         dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
-        seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE)
+        seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE, self.target.bus)
         kept, common = self._kept(setup), _common(setup, work)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, kept, common, self._judged)
 
     def _kept(self, setup: TrainingSetup) -> str:
-        """Returns how many blocks also hold their 4-bit weights dequantised, in words; "" without 4 bits."""
+        """Returns how many blocks are streamed, or hold their 4-bit weights dequantised too, in words; else ""."""
         number, blocks = setup.options.dequantised_blocks, len(self.shape.blocks)
+        if streamed := setup.options.streamed_blocks:
+            embeddings = " and of the embeddings" if setup.embeddings_on_host else ""
+            return f"weights of {streamed} of {blocks} blocks{embeddings} in host memory, copied for each pass"
         if not setup.recipe.load_in_4bit:
             return ""
         dtype = "bf16" if self.target.itemsize == 2 else "fp32"
@@ -300,6 +313,10 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
         if candidates.takes_4_bits and any(choice.peak <= budget.size for choice in in_4_bits):
             install = "" if target.has_bitsandbytes else f", after {INSTALL_4_BITS}"
             alternatives.append(f"load the model in 4 bits{install}")
+    streamed = (each for each in candidates.for_recipe(recipe) if each.options.streamed_blocks)
+    if least := min((each.host_memory for each in streamed if each.peak <= budget.size), default=0):
+        needed_on_host, free_on_host = sizes_apart(least, target.host)
+        alternatives.append(f"free host memory, where its blocks need {needed_on_host} but {free_on_host} are free")
     *but_last, last = alternatives
     return MachineError(
         f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least about "

@@ -9,7 +9,7 @@ from shutil import which
 
 from sebp_edge.basics.files import cache_folder, parse_dataclass, read_json, write_cache
 from sebp_edge.basics.version import __version__
-from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.memory.target import ASSUMED_BUS, Target
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.machine.host import WIDE, free_host_memory, nvidia_smi, parse_use
 
@@ -28,6 +28,7 @@ class _KnownTarget:
     has_bitsandbytes: bool
     rate: float
     context: int
+    bus: float = ASSUMED_BUS
     gpu: str = ""
 
 

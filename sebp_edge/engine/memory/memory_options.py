@@ -26,6 +26,7 @@ class MemoryOptions:
             and attention's backward pass runs on a few heads at a time.
         small_buffers: whether the loss uses smaller chunks of logits, and gradients are added one by one as they come.
         dequantised_blocks: number of blocks, from the first on, that also hold their 4-bit weights dequantised.
+        streamed_blocks: number of blocks whose frozen matrices are in host memory, two on the GPU at a time.
         moments_in_8_bits: whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
     """
 
@@ -35,6 +36,7 @@ class MemoryOptions:
     chunked_blocks: bool = False
     small_buffers: bool = False
     dequantised_blocks: int = 0
+    streamed_blocks: int = 0
     moments_in_8_bits: bool = False
 
     @property

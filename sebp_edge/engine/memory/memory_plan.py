@@ -18,7 +18,7 @@ class Choice:
         footprint: the peak memory, by purpose.
         host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
         seconds: the estimated time of an adaptation, all of its phases included; None if unknown.
-        kept: how many blocks also hold their 4-bit weights dequantised, in words; empty without 4 bits.
+        kept: how many blocks are streamed, or also hold their 4-bit weights dequantised, in words; else empty.
         common: how what texts begin with in common is computed, in words; empty if that is next to nothing.
         judged: in how many folds it is judged, in words; empty without folds.
     """

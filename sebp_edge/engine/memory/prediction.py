@@ -66,14 +66,15 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: in
     """Returns the bytes of host memory that a training on a GPU uses; 0 on the CPU, where the footprint includes them.
 
     It holds the states to restore, the offloaded inputs, and one more state while the best one is replaced, or what is
-    set aside.
+    set aside; and streamed weights in locked memory, which torch allocates in powers of two.
     """
     if not setup.on_gpu:
         return 0
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
     more = max(state, _set_aside(setup))
-    return num_states_kept(setup, num_trainings) * state + more + offloaded
+    streamed = sum(1 << (size - 1).bit_length() for size in (*setup.streamed_bytes, setup.embeddings_on_host) if size)
+    return num_states_kept(setup, num_trainings) * state + more + offloaded + streamed
 
 
 def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
@@ -89,7 +90,9 @@ def _weights(setup: TrainingSetup) -> int:
     # Weights in the file's own dtype stay mapped on a CPU, beside the copies of those that are stacked.
     copies = 2 if not setup.on_gpu and setup.itemsize < FP32 else 1
     loaded = int(copies * setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
-    return loaded + setup.itemsize * setup.dequantised_parameters
+    streamed = setup.streamed_bytes
+    on_host = sum(streamed) - 2 * max(streamed, default=0) + setup.embeddings_on_host
+    return loaded + setup.itemsize * setup.dequantised_parameters - on_host
 
 
 def _adapter(setup: TrainingSetup, num_trainings: int) -> int:

@@ -17,12 +17,10 @@ CHUNKED_BLOCKS_SLOWDOWN = 1.1
 # Cost of dequantising the weights in every pass, in tokens: it moves 2.5 bytes per weight; a token takes 2
 # floating-point operations per weight, of which GPUs do some 200 in the time that they move a byte.
 TOKENS_PER_DEQUANTISATION = 250
-# Bytes per second to the host or back, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
-HOST_RATE = 24e9
 
 
-def estimate_seconds(setup: TrainingSetup, work: AmountOfWork, rate: float) -> float:
-    """Estimates the time of the work at `rate` floating-point operations per second.
+def estimate_seconds(setup: TrainingSetup, work: AmountOfWork, rate: float, bus: float) -> float:
+    """Estimates the time of the work at `rate` floating-point operations and `bus` bytes to the GPU per second.
 
     Per parameter, a token takes 2 operations forward, 2 for the input's gradient, 2 for the weight's gradient if all
     weights are trained, and 2 if it is recomputed.
@@ -43,6 +41,8 @@ def estimate_seconds(setup: TrainingSetup, work: AmountOfWork, rate: float) -> f
     if setup.on_gpu:
         layers = len(setup.shape.blocks) * (1 + num_recomputed / parameters / 2)
         seconds = max(seconds, SECONDS_PER_LAYER * layers * work.micro_batches)
-    copies = setup.offloaded_per_token * work.trained_tokens / HOST_RATE
+    copies = setup.offloaded_per_token * work.trained_tokens / bus
     # Copies to the host overlap with the forward pass, a third of the work; copies back with the backward pass.
-    return max(seconds / 3, copies) + max(2 * seconds / 3, copies)
+    seconds = max(seconds / 3, copies) + max(2 * seconds / 3, copies)
+    # Streamed weights are copied for each forward and each backward pass.
+    return max(seconds, (2 * work.micro_batches + work.evaluations) * sum(setup.streamed_bytes) / bus)

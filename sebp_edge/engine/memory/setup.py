@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from sebp_edge.basics.flash_attention import HEAD_SIZES
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.engine.models.shape import DecoderShape
+from sebp_edge.engine.models.four_bits import NF4_BYTES
+from sebp_edge.engine.models.shape import Block, DecoderShape, spread
 from sebp_edge.engine.sparse.patches.counts import (
     Execution,
     joined_bytes,
@@ -88,9 +89,29 @@ class TrainingSetup:
         return sum(block.parameters for block in self.shape.blocks[: self.options.dequantised_blocks])
 
     @property
+    def streamed_bytes(self) -> list[int]:
+        """Bytes of the frozen matrices of each block that is streamed from host memory."""
+        each = NF4_BYTES if self.recipe.load_in_4bit else self.itemsize
+        return [int(each * block.parameters) for block in self._split_blocks[0]]
+
+    @property
+    def embeddings_on_host(self) -> int:
+        """Bytes of the embeddings if they are in host memory: beside streamed blocks, unless they are tied."""
+        is_there = self.options.streamed_blocks and not self.shape.is_tied
+        return self.itemsize * self.shape.head_parameters if is_there else 0
+
+    @property
+    def _split_blocks(self) -> tuple[list[Block], list[Block]]:
+        """The blocks that are streamed, and the others."""
+        streamed, split = spread(self.options.streamed_blocks, len(self.shape.blocks)), ([], [])
+        for number, block in enumerate(self.shape.blocks):
+            split[number not in streamed].append(block)
+        return split
+
+    @property
     def joined_bytes(self) -> int:
         """Bytes of the copies that lie beside weights which are joined with their adapters."""
-        options, blocks = self.options, self.shape.blocks
+        options, blocks = self.options, self._split_blocks[1]
         is_joined = self.is_lora and self.on_gpu and self.has_kernels and self.is_hoisted
         if not is_joined or options.checkpoints or options.chunked_blocks:
             return 0

@@ -9,6 +9,8 @@ from sebp_edge.machine.host import CONTEXT, LOWERED
 _THREADS = 132 * 2048
 # Assumed FLOP/s of a device that was not measured; they only order the choices, and no time is reported.
 ASSUMED_RATE = 60e12
+# Bytes per second to a GPU, over PCI Express 4.0 x16; an H100's 5.0 reaches 55e9.
+ASSUMED_BUS = 24e9
 _SIZES = {"bfloat16": 2, "float32": 4}
 
 
@@ -22,6 +24,7 @@ class Target:
         has_kernels: whether norms, gates and the loss run on our kernels.
         has_bitsandbytes: whether a base model can be loaded in 4 bits.
         rate: floating-point operations per second; None if unknown.
+        bus: bytes per second from the host to a GPU.
         context: bytes of the process outside torch's allocator.
         host: free bytes of host memory for a training on a GPU; infinite if unlimited.
         gpu: bytes of memory of an absent GPU; None for this machine.
@@ -33,6 +36,7 @@ class Target:
     has_bitsandbytes: bool
     rate: float | None
     context: int
+    bus: float = ASSUMED_BUS
     host: float = math.inf
     gpu: int | None = None
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 import torch
 
 from sebp_edge.engine.memory.known_machine import known_name, remember_machine
-from sebp_edge.engine.memory.target import Target
+from sebp_edge.engine.memory.target import ASSUMED_BUS, Target
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.machine import devices
 from sebp_edge.machine.host import WIDE
@@ -29,6 +29,7 @@ def target_of(device: torch.device, context: int, width: int = 0) -> Target:
         has_bitsandbytes=has_bitsandbytes(),
         rate=devices.matmul_rate(device, dtype),
         context=context,
+        bus=devices.bus_rate(device) if on_gpu else ASSUMED_BUS,
         host=devices.free_memory(torch.device("cpu")) if on_gpu else math.inf,
     )
 

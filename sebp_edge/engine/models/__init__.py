@@ -14,6 +14,7 @@ fingerprint            identifies a base model by its weights
 architecture           what the sparse backward pass needs to know of a model
 shape, model_shape     its sizes as numbers, for plans, and how they are read from a model
 four_bits              base models in 4 bits: how large they are, where they run
+streaming              frozen weights of blocks in host memory, copied to the device in turn
 known_models, known_tokenizer
                        shapes and tokenizers as they were read once, for processes without torch
 sharding               how weights are spread over processes: what is supported, and how FSDP2 gathers them

@@ -6,7 +6,6 @@ Nothing here changes a model.
 from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -14,7 +13,6 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.models.sharding import own_class
 
 # The activations of torch and transformers that are known to work element by element.
@@ -29,11 +27,6 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn
 _OF_ROWS = (nn.Linear, nn.Embedding, nn.Identity, nn.modules.dropout._DropoutNd, *_CONTAINERS, *ACTIVATIONS)
 # Encoders whose sequence classifier reads the first token only, and whose token heads read each token by itself.
 ENCODERS = ("bert", "roberta", "distilbert")
-
-
-def inner_model(model: nn.Module) -> nn.Module:
-    """Returns the transformers model inside DistributedDataParallel and PEFT wrappers, or the model itself."""
-    return without_adapter(model.module if isinstance(model, DistributedDataParallel) else model)
 
 
 def is_linear(layer: nn.Module) -> bool:

@@ -36,6 +36,7 @@ from sebp_edge.engine.models.soundness import (
     refuse_special_files,
     refuse_too_many_modules,
 )
+from sebp_edge.engine.models.streaming import stream_blocks
 from sebp_edge.engine.models.vocabulary import Vocabulary
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
@@ -58,6 +59,7 @@ class BaseModel:
         dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
         fingerprint: identifies the base model; adapters record it.
         has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
+        streamed_blocks: of how many blocks the frozen matrices are in host memory (see `streaming`).
     """
 
     reference: ModelReference
@@ -67,6 +69,7 @@ class BaseModel:
     dtype: torch.dtype
     fingerprint: str
     has_new_head: bool = False
+    streamed_blocks: int = 0
 
     @property
     def num_parameters(self) -> int:
@@ -118,22 +121,31 @@ def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
 
 
 def load_base_model(
-    reference: ModelReference, recipe: Recipe, device: torch.device, check: Check = lambda: None
+    reference: ModelReference,
+    recipe: Recipe,
+    device: torch.device,
+    check: Check = lambda: None,
+    streamed_blocks: int = 0,
 ) -> BaseModel:
     """Loads the model that `reference` names.
 
     Args:
         check: called between its parts; may raise to end the loading.
+        streamed_blocks: of how many blocks the frozen matrices stay in host memory, in a recipe that trains an adapter.
 
     Raises:
         ModelError: it is not available, is no decoder, or its files are damaged.
         MachineError: memory runs out, or this machine cannot run base models in 4 bits.
     """
-    config = _config_to_load(reference)
+    in_4_bits, config = bool(recipe.load_in_4bit), _config_to_load(reference)
     dtype = devices.pick_dtype(device, config.get_text_config().hidden_size)
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
-    if recipe.load_in_4bit:
+    if in_4_bits:
         options |= _four_bit_options(device, dtype)
+    if streamed_blocks:
+        # The files stay mapped, and the GPU never holds more than one block besides what stays on it.
+        options |= {"device_map": {"": torch.device("cpu")}}
+        options.pop("quantization_config", None)
     with without_progress_bars():
         load = _load_gguf if reference.is_gguf else _load_folder
         model, report, tokenizer, identity, folder = load(reference, config, options, check)
@@ -141,10 +153,17 @@ def load_base_model(
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
     check()
-    _make_exact(reference, model, device)
+
+    def check_block(block: nn.Module) -> None:
+        check()
+        refuse_non_finite(reference.name, block, folder)
+
     with raising_model_error(reference, _NEEDS):
+        if streamed_blocks:
+            stream_blocks(model, streamed_blocks, device, dtype if in_4_bits else None, check_block)
+        _make_exact(reference, model, device)
         refuse_non_finite(reference.name, model, folder)
-    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity)
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, streamed_blocks=streamed_blocks)
 
 
 def _config_to_load(reference: ModelReference):

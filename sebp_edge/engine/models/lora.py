@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import (
@@ -377,3 +378,8 @@ def has_adapter(model: nn.Module) -> bool:
 def without_adapter(model: nn.Module) -> nn.Module:
     """Returns the transformers model inside a PEFT model; any other model itself."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """Returns the transformers model inside DistributedDataParallel and PEFT wrappers, or the model itself."""
+    return without_adapter(model.module if isinstance(model, DistributedDataParallel) else model)

@@ -20,6 +20,11 @@ class LinearShape(NamedTuple):
         return self.inputs * self.outputs
 
 
+def spread(number: int, total: int) -> list[int]:
+    """Returns `number` of the numbers below `total`, spread evenly."""
+    return [each for each in range(total) if (each + 1) * number // total > each * number // total]
+
+
 class BlockKind(NamedTuple):
     """How a block of a decoder's class runs on active rows.
 

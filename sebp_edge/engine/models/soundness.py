@@ -51,7 +51,8 @@ def refuse_non_finite(name: str, model: nn.Module, folder: Path | None = None) -
     if tensor is None:
         return
     file, tensor = next(non_finite_tensors(folder) if folder else iter(()), (None, tensor))
-    where = f" of {file}" if file else f" in {str(model.dtype).removeprefix('torch.')}"
+    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    where = f" of {file}" if file else f" in {str(dtype).removeprefix('torch.')}"
     raise ModelError(
         f"The model {name!r} contains NaN or infinity, in the tensor {tensor!r}{where}; download it again."
     )
@@ -60,6 +61,8 @@ def refuse_non_finite(name: str, model: nn.Module, folder: Path | None = None) -
 def _numbers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields a model's weights by name, and the scales of those in 4 bits, where NaN shows."""
     for name, parameter in model.named_parameters():
+        if getattr(parameter, "is_streamed", False):
+            continue  # checked before it moved to the host
         state = getattr(parameter, "quant_state", None)
         yield name, parameter.detach()
         if state is not None:

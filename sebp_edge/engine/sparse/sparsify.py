@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from sebp_edge.engine.models.architecture import (
     blocks_of,
-    inner_model,
     is_activation,
     is_linear,
     is_norm,
     layers_after_attention,
     weight_MK,
 )
-from sebp_edge.engine.models.lora import adapted_layers, refuse_packed_weights
+from sebp_edge.engine.models.lora import adapted_layers, inner_model, refuse_packed_weights
 from sebp_edge.engine.models.sharding import (
     TENSOR_PARALLEL,
     DTensor,

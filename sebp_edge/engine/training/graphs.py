@@ -17,7 +17,6 @@ from torch import Tensor
 from sebp_edge.basics.files import cache_folder
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.hoist_encoder import HoistedEncoder
-from sebp_edge.engine.sparse.patches.checkpoints import join_copies
 from sebp_edge.engine.sparse.patches.state import ModelState
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import Bucket, choose_buckets
@@ -26,6 +25,7 @@ from sebp_edge.errors import SparsityError
 from sebp_edge.events import GraphCaptured, Sink
 from sebp_edge.machine.captures import capturing, side_stream
 from sebp_edge.machine.devices import without_autocast_cache
+from sebp_edge.machine.side_copies import join_copies
 from sebp_edge.ops import tuning
 
 # Parts of a micro-batch's work.

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.engine.models.architecture import inner_model
-from sebp_edge.engine.models.lora import has_adapter
+from sebp_edge.engine.models.lora import has_adapter, inner_model
 from sebp_edge.errors import OptionError, SparsityError, suggest
 from sebp_edge.ops import prune_, shrink_pruned_
 from sebp_edge.research.pruning.pruning_phases import Phases, Stage

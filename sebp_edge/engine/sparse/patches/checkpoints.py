@@ -12,7 +12,6 @@ Offloaded inputs are kept in host memory. They are copied there while their bloc
 recomputed, on a separate stream, which captured graphs include.
 """
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 from sebp_edge.errors import SparsityError
+from sebp_edge.machine.side_copies import INPUTS, begin_copy, wait_for_copies
 
 # Attribute of transformers' attention layers that holds their dropout probability.
 ATTENTION_DROPOUT = "attention_dropout"
@@ -105,7 +105,7 @@ class _HostInput:
         """Starts the host copy, after waiting for that of the previous block; increments `num_puts`."""
         if self._previous is not None:
             # Not for the first block: a capturing stream must not wait for one outside of the capture.
-            _wait_for_copies(hidden.device)
+            wait_for_copies(hidden.device, INPUTS)
             self._previous._on_device = None
         size = hidden.numel()
         self.num_puts += 1
@@ -114,13 +114,13 @@ class _HostInput:
             destination = torch.empty(size, dtype=hidden.dtype, pin_memory=hidden.is_cuda)
             self._buffers.append(destination)
         self._on_device, self._input = hidden.detach(), destination[:size].view(hidden.shape)
-        _copy(self._input, self._on_device)
+        begin_copy(self._input, self._on_device, INPUTS)
 
     def take(self, device: torch.device) -> Tensor:
         """Returns the input on the device, and starts fetching that of the previous block."""
         if self._on_device is None:
             self._fetch(device)
-        _wait_for_copies(device)
+        wait_for_copies(device, INPUTS)
         hidden, self._on_device = self._on_device, None
         if self._previous is not None:
             self._previous._fetch(device)
@@ -128,7 +128,7 @@ class _HostInput:
 
     def _fetch(self, device: torch.device) -> None:
         self._on_device = torch.empty_like(self._input, device=device)
-        _copy(self._on_device, self._input)
+        begin_copy(self._on_device, self._input, INPUTS)
 
 
 class _Offloaded:
@@ -152,43 +152,6 @@ class _Offloaded:
                 "A forward pass overwrote the offloaded input; run each backward pass before the next forward pass."
             )
         return self._host.take(self._device).requires_grad_(self._needs_gradient)
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
-
-
-def _copy(destination: Tensor, source: Tensor) -> None:
-    """Copies; to or from a GPU on a separate stream, after the work queued so far and in parallel with later work.
-
-    Neither tensor may change before `_wait_for_copies`.
-    """
-    device = destination.device if destination.is_cuda else source.device
-    if device.type != "cuda":
-        destination.copy_(source)
-        return
-    stream = _copy_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        destination.copy_(source, non_blocking=True)
-
-
-def join_copies(device: torch.device) -> None:
-    """Makes the current stream wait for all copies begun; needed before a capture ends and after a failure."""
-    if device.type != "cuda":
-        return
-    with torch.cuda.stream(_copy_stream(device)):
-        forked = torch.cuda.is_current_stream_capturing()
-    # A capture may only wait for copies that are part of it.
-    if forked or not torch.cuda.is_current_stream_capturing():
-        _wait_for_copies(device)
-
-
-def _wait_for_copies(device: torch.device) -> None:
-    """Makes the current stream wait for all copies begun; the host does not wait."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
 
 
 def dropouts_of(module: nn.Module) -> list[nn.Module]:

@@ -30,6 +30,7 @@ from sebp_edge.ops import (
     lora_linear,
 )
 from sebp_edge.ops.copies import repeatedly
+from sebp_edge.ops.frozen_weights import is_streamed, side_by_side
 from sebp_edge.ops.joined_weight import JoinedWeight
 
 # Projections that read the same input in transformers' decoders.
@@ -74,7 +75,8 @@ class FusedLora(Patch):
         for parent in list(self._model.modules()):
             plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
             for names in _grouped(plain, ungrouped):
-                layers, dequantised = [plain[name] for name in names], parent in self._dequantised
+                layers = [plain[name] for name in names]
+                dequantised = parent in self._dequantised and not is_streamed(layers[0].base_layer.weight)
                 group = _LayerGroup(layers, rows_for, source_of, scratch, dequantised, self._joined)
                 self._undo.append(partial(self._unstack, group))
                 group.stack()
@@ -156,6 +158,8 @@ def _grouped(plain: dict[str, nn.Module], ungrouped: nn.Module | None) -> list[t
 def _alike(layers: list[nn.Module]) -> bool:
     """Whether these layers can be stacked."""
     projections = [plain_projection(layer) for layer in layers]
+    if is_streamed(projections[0].weight) and side_by_side([p.weight for p in projections]) is None:
+        return False
     return len({(p.lora_A.shape, p.scaling, type(p.weight), p.weight.dtype, p.lora_A.device) for p in projections}) == 1
 
 
@@ -206,6 +210,8 @@ class _LayerGroup:
     def holds_weights(self) -> bool:
         """Whether the layers' weights are views of a copy."""
         stacked = self.stacked
+        if is_streamed(self.layers[0].base_layer.weight):
+            return False
         copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
         return stacked is not None and copied and stacked.weight.stacked is not None
 

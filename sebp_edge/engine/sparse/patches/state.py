@@ -36,7 +36,8 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 
 _SETTING = int | float | str
 # Whose hooks are a part of how a model computes: `fully_shard` gathers weights by them, transformers records outputs.
-_OWN_HOOKS = ("torch.distributed.fsdp", "transformers")
+_STREAMING = "sebp_edge.engine.models.streaming"
+_OWN_HOOKS = ("torch.distributed.fsdp", "transformers", _STREAMING)
 # Returns whether something differs from what it was.
 _Comparison = Callable[[], bool]
 
@@ -112,7 +113,8 @@ def describe(model: nn.Module, inner: nn.Module) -> list | None:
     """
     named = dict(model.named_modules())
     modules, classes, adapted = list(named.values()), dict.fromkeys(map(type, named.values())), adapted_layers(model)
-    hooks = (vars(module)[name] for module in modules for name in HOOKS)
+    found = (hook for module in modules for name in HOOKS for hook in vars(module)[name].values())
+    hooks = (hook for hook in found if _module_of(hook) != _STREAMING)
     of_all = (getattr(all_modules, "_global" + name) for name in HOOKS)
     if any(chain(hooks, of_all, map(foreign_forward, modules), (layer.lora_variant for layer in adapted))):
         return None
@@ -138,14 +140,14 @@ def are_equal(one: object, other: object) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks other than those of FSDP and transformers, or all modules have."""
+    """Whether a module has hooks other than those of FSDP, transformers and streaming, or all modules have."""
     hooks = (hook for name in HOOKS for hook in getattr(module, name).values())
     return not all(map(_is_own, hooks)) or any(getattr(all_modules, "_global" + name) for name in HOOKS)
 
 
 @contextmanager
 def without_hooks(model: nn.Module) -> Iterator[None]:
-    """Context in which nobody sees a trial: only hooks of FSDP and transformers run, and those registered in it."""
+    """Context in which nobody sees a trial: only hooks that `_OWN_HOOKS` names run, and those registered in it."""
     tables = [vars(module)[name] for module in model.modules() for name in HOOKS]
     tables += [getattr(all_modules, "_global" + name) for name in HOOKS]
     kept = [(table, dict(table)) for table in tables if table]
@@ -159,7 +161,11 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
 
 
 def _is_own(hook: Callable) -> bool:
-    return (getattr(hook, "__module__", None) or "").startswith(_OWN_HOOKS)
+    return _module_of(hook).startswith(_OWN_HOOKS)
+
+
+def _module_of(hook: Callable) -> str:
+    return getattr(hook, "__module__", None) or ""
 
 
 def _refill(table: dict, hooks: dict) -> None:

@@ -1,0 +1,206 @@
+"""Blocks whose frozen weights are in host memory compute what those on the device compute, bit for bit."""
+
+from functools import partial
+
+import pytest
+import torch
+from against_dense import padded_batch
+from builders import make_examples, make_llama
+from safetensors.torch import load_file, save_file
+
+from sebp_edge import AdapterStore, Personalizer, Recipe
+from sebp_edge.engine.memory.memory_options import MemoryOptions
+from sebp_edge.engine.models.adaptation import attach, trainable
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.generation import generate_text
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.sampling import Sampling
+from sebp_edge.engine.models.shape import spread
+from sebp_edge.engine.models.streaming import StreamedBlocks
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.learner import Learner
+from sebp_edge.engine.training.losses import RowLosses
+from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.events import Notice
+from sebp_edge.values.example import outlines
+
+CPU = torch.device("cpu")
+RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
+SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 5, "tie_word_embeddings": False}
+# Of 5 blocks: one, some, and all.
+NUMBERS = (1, 3, 5)
+
+
+@pytest.fixture(params=[False, True], ids=["full precision", "4 bits"])
+def recipe(request):
+    if request.param:
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+    return RECIPE.replace(load_in_4bit=request.param)
+
+
+@pytest.fixture
+def folder(tokenizer, tmp_path):
+    make_llama(attention_bias=True, **SIZES).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def load(folder, recipe, number):
+    return load_base_model(resolve(folder), recipe, CPU, streamed_blocks=number)
+
+
+def random_adaptation(base, recipe):
+    adaptation = attach(base, recipe, seed=1)
+    with torch.no_grad():
+        for number, parameter in enumerate(trainable(adaptation)):
+            draw = torch.Generator().manual_seed(number)
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    return adaptation
+
+
+def poison(model):
+    """Fills each block's buffer with NaN as soon as the block has run, so that its weights must be copied again."""
+    for block in model.modules():
+        for hook in list(block._forward_pre_hooks.values()):
+            if hook.__module__ == "sebp_edge.engine.models.streaming":
+                cells = (cell.cell_contents for cell in hook.__closure__)
+                stream = next(each for each in cells if isinstance(each, StreamedBlocks))
+                block.register_forward_hook(partial(spoil, stream))
+
+
+def spoil(stream, block, inputs, output):
+    fill_buffers(block)
+    stream._held = [None, None]
+
+
+def fill_buffers(model):
+    for weight in model.parameters():
+        if getattr(weight, "is_streamed", False):
+            weight.data.view(torch.uint8).fill_(0xFF)
+
+
+def losses_and_gradients(base, recipe, examples, options, poisoned=False):
+    adaptation = random_adaptation(base, recipe)
+    notices = []
+    learner = Learner(adaptation, recipe, examples, Collator(64, 2), notices.append, options)
+    assert learner.row_losses.hoisted is not None and not notices
+    if poisoned:
+        poison(base.model)
+    (micro_batch,) = learner.row_losses.limit.cut(outlines(examples))
+    held_out, _ = learner.losses_of(micro_batch)
+    learner.begin_step(1e-3)
+    learner.accumulate(micro_batch, loss_tokens=7)
+    if poisoned:
+        fill_buffers(base.model)  # as a replayed graph does, of which nothing is known afterwards
+    learner.accumulate(micro_batch, loss_tokens=11)
+    found = [parameter.grad.clone() for parameter in learner.parameters]
+    outcome = learner.finish_step()
+    after, _ = learner.losses_of(micro_batch)
+    learner.release()
+    learner.remove()
+    adaptation.detach()
+    return [held_out, after, outcome.loss, *found]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("options", [MemoryOptions(), MemoryOptions(checkpoints=3, offload=True, chunked_blocks=True)])
+def test_losses_and_gradients_are_those_of_the_resident_model_bit_for_bit(folder, recipe, number, options):
+    examples = make_examples([31, 1, 17, 64, 5])
+    expected = losses_and_gradients(load(folder, recipe, 0), recipe, examples, options)
+    base = load(folder, recipe, number)
+    assert base.streamed_blocks == number and base.in_4bit == bool(recipe.load_in_4bit)
+    for poisoned in (False, True):
+        found = losses_and_gradients(base, recipe, examples, options, poisoned)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_no_saved_tensor_is_of_a_buffer_and_what_runs_without_active_rows_is_exact_too(folder, recipe):
+    # PEFT's own layers save views, whose values are there again in the backward pass.
+    examples, batch = make_examples([31, 1, 17]), padded_batch()
+    expected = plain_gradients(random_adaptation(load(folder, recipe, 0), recipe), batch)
+    base = load(folder, recipe, 5)
+    adaptation = random_adaptation(base, recipe)
+    poison(base.model)
+    assert all(map(torch.equal, plain_gradients(adaptation, batch), expected))
+    streamed = (weight for weight in base.model.parameters() if getattr(weight, "is_streamed", False))
+    buffers, saved = {weight.untyped_storage().data_ptr() for weight in streamed}, []
+    assert len(buffers) == 2
+
+    def pack(tensor):
+        saved.append(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with RowLosses(adaptation.model, examples, Collator(64, 2), CPU, list) as losses:
+        assert losses.hoisted is not None
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses(outlines(examples))
+    assert saved and not buffers & {*saved}
+
+
+def plain_gradients(adaptation, batch):
+    loss = adaptation.model(**batch).loss
+    loss.backward()
+    found = [parameter.grad for parameter in trainable(adaptation)]
+    adaptation.model.zero_grad()
+    return [loss.detach(), *found]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_replies_are_those_of_the_resident_model(folder, recipe, number):
+    def reply(base):
+        adaptation = random_adaptation(base, recipe)
+        text = generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=8, temperature=0))
+        adaptation.detach()
+        return text
+
+    assert reply(load(folder, recipe, number)) == reply(load(folder, recipe, 0))
+
+
+def test_streamed_blocks_are_spread_evenly():
+    assert [spread(number, 5) for number in range(6)] == [[], [4], [2, 4], [1, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_a_host_that_locks_too_little_memory_is_named_with_what_to_do(folder, monkeypatch):
+    zeros, sizes = torch.zeros, []
+
+    def refuse_third(size, **options):
+        sizes.append(size)
+        if len(sizes) == 3:
+            raise RuntimeError("CUDA error: out of memory")
+        return zeros(size, **options)
+
+    monkeypatch.setattr("sebp_edge.engine.models.streaming.torch.zeros", refuse_third)
+    with pytest.raises(MachineError, match=r"got .* of locked host memory, and .* more were refused; close other"):
+        load(folder, RECIPE, 5)
+
+
+def test_more_blocks_than_there_are_and_damaged_ones_are_refused(folder):
+    with pytest.raises(ModelError, match="6 blocks were to be streamed, but this model has 5 that are known"):
+        load(folder, RECIPE, 6)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.3.mlp.up_proj.weight"
+    weights[name][0, 0] = torch.nan
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"contains NaN or infinity, in the tensor '{name}' of model.safetensors"):
+        load(folder, RECIPE, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unassessed")
+def test_a_whole_adaptation_saves_the_same_adapter(folder, recipe, notes_folder, tmp_path, monkeypatch):
+    def adapt(name):
+        store, said = AdapterStore(tmp_path / name), []
+        personalizer = Personalizer(folder, recipe=recipe.replace(epochs=1), store=store, device="cpu")
+        personalizer.on_event = said.append
+        result = personalizer.adapt(notes_folder, activate_anyway=True)
+        reply = personalizer.generate("the ferry", max_new_tokens=8, temperature=0)
+        notices = [event.message for event in said if isinstance(event, Notice)]
+        return (result.path / "adapter_model.safetensors").read_bytes(), result.gain, reply, notices
+
+    *expected, _ = adapt("resident")
+    # As if a GPU were too small.
+    monkeypatch.setattr("sebp_edge.run.model_in_use.refuse_if_too_big", lambda *given: 5)
+    *found, notices = adapt("streamed")
+    assert found == expected
+    assert any("The weights of 5 blocks stay in host memory" in notice for notice in notices)
