@@ -1,8 +1,9 @@
 """Compiles kernels for an architecture without a GPU, and prints what each takes; run it in a process of its own.
 
-    python tests/helpers/compiled_kernels.py ARCHITECTURE SHARED_MEMORY
+    python tests/helpers/compiled_kernels.py ARCHITECTURE SHARED_MEMORY [--largest]
 
-Launchers choose the tiles, as they do in a training. A launch compiles, and runs nothing.
+Launchers choose the tiles, as they do in a training. A launch compiles, and runs nothing. `--largest` leaves out what
+takes little shared memory everywhere.
 """
 
 import json
@@ -32,7 +33,7 @@ from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, SAFE_TILES
 LLAMA = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "num_key_value_heads": 8}
 LLAMA |= {"head_dim": 128, "vocab_size": 128256, "hidden_act": "silu"}
 GEMMA = LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
-RANK = 64
+RANK, RANKS = 64, {torch.float32: lora.MAX_RANK_OF_FP32, torch.bfloat16: lora.MAX_RANK}
 
 
 class NoDriver:
@@ -51,7 +52,7 @@ class NoDriver:
         return 0
 
 
-def compile_all(architecture: int, shared_memory: int, watch) -> None:
+def compile_all(architecture: int, shared_memory: int, only_largest: bool, watch) -> None:
     """Compiles the kernels of a training and of products; calls `watch` with each kernel's name and what it became."""
     driver.set_active(NoDriver(architecture))
     torch.Tensor.is_cuda = property(lambda tensor: True)
@@ -67,19 +68,20 @@ def compile_all(architecture: int, shared_memory: int, watch) -> None:
             watch(kernel.__name__, compiled)
 
     JITFunction.run = compile_only
-    for launch in launches(shared_memory):
+    for launch in launches(shared_memory, only_largest):
         launch()
 
 
-def launches(shared_memory: int):
+def launches(shared_memory: int, only_largest: bool):
     """Yields functions that launch the kernels."""
-    for config, is_whole in ((LLAMA, True), (GEMMA, False)):
+    for config, is_whole in ((LLAMA, not only_largest), (GEMMA, False)):
         for launch in kernels_ahead.launches(SimpleNamespace(**config), RANK, torch.device("cpu"), True):
             attends = getattr(getattr(launch, "func", None), "__name__", "") == "attend"
             # Of attention the longest, with both passes.
             if launch.args[0] == MAX_SHORT_LENGTH if attends else is_whole:
                 yield launch
-    for dtype, rank in ((torch.float32, lora.MAX_RANK_OF_FP32), (torch.bfloat16, lora.MAX_RANK)):
+    ranks = {torch.bfloat16: lora.MAX_RANK} if only_largest else RANKS
+    for dtype, rank in ranks.items():
         yield partial(multiply_loras, rank, dtype)
         yield partial(multiply_rows, dtype, shared_memory)
     for num_rows in (64, 128):
@@ -152,4 +154,4 @@ def tell(name, compiled):
 
 
 if __name__ == "__main__":
-    compile_all(int(sys.argv[1]), int(sys.argv[2]), tell)
+    compile_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["--largest"], tell)
