@@ -42,8 +42,7 @@ def predict_footprint(
         context: bytes of the process outside torch's allocator.
         num_trainings: the number of trainings; the best state of each is kept.
     """
-    # On a CPU attention, norms and the loss of a model in bf16 are in fp32; so all is counted, which is a bound.
-    activations = Activations(setup if setup.on_gpu else replace(setup, itemsize=FP32))
+    activations = Activations(setup)
     steps = [activations.step(sizes) for sizes in trained]
     # An evaluation's micro-batches may be filled up to a bucket of the training.
     evaluations = [activations.evaluation(sizes) for sizes in (*evaluated, *trained)] if evaluated else []
@@ -86,9 +85,7 @@ def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:
 
 def _weights(setup: TrainingSetup) -> int:
     in_4bit = setup.shape.linear_parameters if setup.recipe.load_in_4bit else 0
-    # Weights in the file's own dtype stay mapped on a CPU, beside the copies of those that are stacked.
-    copies = 2 if not setup.on_gpu and setup.itemsize < FP32 else 1
-    loaded = int(copies * setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
+    loaded = int(setup.itemsize * (setup.shape.parameters - in_4bit) + NF4_BYTES * in_4bit)
     return loaded + setup.itemsize * setup.dequantised_parameters
 
 
