@@ -168,18 +168,7 @@ def _load_folder(reference: ModelReference, config, options: dict, check: Check)
         check()
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
         check()
-        if options["device_map"][""].type == "cpu" and config.dtype == options["dtype"]:
-            _unmap(loaded[0])
         return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
-
-
-def _unmap(model: PreTrainedModel) -> None:
-    """Copies weights that are mapped from files, one after the other.
-
-    A file's pages would stay in memory beside the copies of weights that are stacked, and change with the file.
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
 
 
 def _load_gguf(reference: ModelReference, config, options: dict, check: Check) -> tuple:
