@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_985
+MAX_LINES = 53_002
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
@@ -63,16 +63,16 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_065,
     "engine": 9,
-    "engine.memory": 1_826,
-    "engine.models": 4_754,
+    "engine.memory": 1_825,
+    "engine.models": 4_761,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_714,
-    "engine.sparse.patches": 2_696,
+    "engine.sparse.patches": 2_704,
     "engine.sparse.rows": 1_240,
     "engine.training": 4_161,
     "export": 1_967,
     "lessons": 2_285,
-    "machine": 1_017,
+    "machine": 1_020,
     "reading": 6_788,
     "research": 1_778,
     "run": 5_873,
