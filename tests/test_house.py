@@ -55,30 +55,30 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_002
+MAX_LINES = 52_399
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
-    "ask": 1_306,
+    "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_065,
+    "cli": 3_012,
     "engine": 9,
-    "engine.memory": 1_825,
-    "engine.models": 4_761,
+    "engine.memory": 1_836,
+    "engine.models": 4_763,
     "engine.models.gguf": 1_168,
-    "engine.sparse": 1_714,
+    "engine.sparse": 1_716,
     "engine.sparse.patches": 2_704,
     "engine.sparse.rows": 1_240,
-    "engine.training": 4_161,
-    "export": 1_967,
-    "lessons": 2_285,
-    "machine": 1_020,
-    "reading": 6_788,
-    "research": 1_778,
-    "run": 5_873,
-    "serve": 3_930,
-    "store": 2_799,
-    "values": 1_857,
+    "engine.training": 4_160,
+    "export": 1_852,
+    "lessons": 2_256,
+    "machine": 1_033,
+    "reading": 6_403,
+    "research": 1_699,
+    "run": 5_878,
+    "serve": 3_913,
+    "store": 2_895,
+    "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
@@ -92,17 +92,14 @@ HOMES = {
     "gguf": ("sebp_edge/export/", "sebp_edge/engine/models/gguf/families.py", "sebp_edge/engine/models/gguf/rotary.py"),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
-    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/export/target_folder.py"),
+    "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),
     "pathspec": ("sebp_edge/values/folder.py", "sebp_edge/reading/find_files.py"),
-    "charset_normalizer": ("sebp_edge/reading/formats/encodings.py",),
-    "turbohtml": ("sebp_edge/reading/formats/html.py",),
-    "markdown_it": ("sebp_edge/reading/formats/markdown.py",),
+    "turbohtml": ("sebp_edge/reading/formats/html.py", "sebp_edge/reading/formats/encodings.py"),
     "yaml": ("sebp_edge/reading/formats/front_matter.py",),
     "pypdf": ("sebp_edge/reading/formats/pdf.py",),
     # Whoever starts a program makes it end with this one: see basics/children.py.
     "subprocess": (
         "sebp_edge/basics/children.py",
-        "sebp_edge/cli/doctor_checks.py",
         "sebp_edge/export/child.py",
         "sebp_edge/machine/host.py",
         "sebp_edge/serve/processes.py",

@@ -16,8 +16,8 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import ModelError, StorageError
-from sebp_edge.export.target_folder import new_folder
 from sebp_edge.reading.readers import read_texts
+from sebp_edge.store.new_folder import new_folder
 from sebp_edge.values.model_reference import ModelReference
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
@@ -69,7 +69,7 @@ def test_all_files_of_a_version_are_private_wherever_they_are(place):
 
 
 def test_all_files_of_an_export_are_private_wherever_they_are(place):
-    with new_folder(place / "out") as temporary:
+    with new_folder(place / "out", "Cannot write to") as temporary:
         (temporary / "inner").mkdir()
         (temporary / "inner" / "weights").write_bytes(b"")
         (temporary / "inner").chmod(0o300)

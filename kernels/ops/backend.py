@@ -5,14 +5,17 @@ An op names the file of `gpu/` that computes it and calls what it needs there:
     backend.implementation(x, "rms_norm").rms_norm(x, weight_D, eps, offset)
 
 Where kernels do not run this calls `reference.rms_norm`, whose docstring says what both compute. No file of `gpu/` is
-imported before its kernels run, so the ops work without Triton. Tests replace `runs_kernels` to run the kernels in
-Triton's interpreter.
+imported before its kernels run, so the ops work without Triton. On a GPU where a kernel fails its first trial
+(`self_check`), none runs. Tests replace `runs_kernels` to run the kernels in Triton's interpreter.
 """
 
 import functools
 import importlib
 import importlib.util
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 
 import torch
@@ -23,6 +26,9 @@ from sebp_edge.basics.flash_attention import HEAD_SIZES
 from . import reference
 
 logger = logging.getLogger(__name__)
+
+# Whether kernels compute what is tried now; None if nothing is.
+_TRIED: ContextVar[bool | None] = ContextVar("tried", default=None)
 
 
 def implementation(tensor: Tensor, name: str) -> ModuleType:
@@ -38,9 +44,36 @@ def kernels(name: str) -> ModuleType:
 
 def runs_kernels(tensor: Tensor) -> bool:
     """Whether our kernels compute with this tensor."""
+    return can_run_kernels(tensor) and has_kernels(tensor.device)
+
+
+def can_run_kernels(tensor: Tensor) -> bool:
+    """Whether our kernels are made for this tensor."""
     # torch.compile fuses plain PyTorch itself.
-    compiling = torch.compiler.is_compiling()
-    return not compiling and tensor.is_cuda and tensor.dtype != torch.float64 and has_triton()
+    return not torch.compiler.is_compiling() and tensor.is_cuda and tensor.dtype != torch.float64
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether our kernels compute on this GPU: Triton is there, and none of them fails; tries them when first asked."""
+    tried = _TRIED.get()
+    return has_triton() and (failed_kernels(device) == "" if tried is None else tried)
+
+
+def failed_kernels(device: torch.device) -> str:
+    """The kernels that fail on this GPU, by the names of their files, separated by commas; "" if none does."""
+    # It needs the operations, and these need this file.
+    can_fail = device.type == "cuda" and has_triton()
+    return importlib.import_module(".self_check", __package__).failed(device) if can_fail else ""
+
+
+@contextmanager
+def tried(by_kernels: bool) -> Iterator[None]:
+    """Context in which kernels compute, or do not, whatever is known of this GPU."""
+    token = _TRIED.set(by_kernels)
+    try:
+        yield
+    finally:
+        _TRIED.reset(token)
 
 
 @functools.cache

@@ -16,6 +16,9 @@ from .move_rows import RowTarget, put
 from .quantised import FourBits, QuantisedWeight, ScratchBuffer
 from .rows import KnownRows
 
+# Generations of GPUs for which products with weights in 4 bits compile: Ampere and Ada, Hopper, and Blackwell's with
+# GDDR. Older tensor cores have no bf16; for those of the B200, Triton 3.7 raises an error.
+COMPILED_FOR = (8, 9, 12)
 # Up to here a product is bound by reading the weight. More rows share the cost of dequantising it.
 FEW_ROWS = 128
 
@@ -133,14 +136,9 @@ def multiplies_in_4_bits(weights: Sequence[FourBits], num_inputs: int, rows: Ten
     # fp32 would not be multiplied by tensor cores.
     if len(rows) > FEW_ROWS or rows.dtype.itemsize != 2 or not backend.runs_kernels(rows):
         return False
-    if not _has_tensor_cores(rows.device):
+    if rows.is_cuda and torch.cuda.get_device_capability(rows.device)[0] not in COMPILED_FOR:
         return False
     chunk = backend.kernels("four_bit_products").CHUNK
     # Chunks may not reach beyond a row or a block, and are read 16 bytes at a time.
     fits = num_inputs % chunk == 0 and weights[0].block % chunk == 0
     return fits and all(weight.packed.data_ptr() % 16 == 0 for weight in weights)
-
-
-def _has_tensor_cores(device: torch.device) -> bool:
-    """Whether a GPU's tensor cores multiply bf16, as all do since Ampere."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)

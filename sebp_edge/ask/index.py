@@ -53,11 +53,7 @@ class Hit:
 
 
 class Index:
-    """Passages of documents, kept in memory only; `update` makes it hold others.
-
-    Raises:
-        MachineError: this Python's SQLite has no FTS5.
-    """
+    """Passages of documents, kept in memory only; `update` makes it hold others."""
 
     def __init__(self, documents: Iterable[Document] = ()):
         self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)

@@ -19,10 +19,6 @@ class SearchedTexts:
         """Returns the index of texts as they are now; see `read_texts`. All that people write in chats is in it.
 
         An index is returned as it is.
-
-        Raises:
-            TextsError: there is nothing to read, or see `read_texts`.
-            MachineError: see `Index`.
         """
         if isinstance(texts, Index):
             return texts

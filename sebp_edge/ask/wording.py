@@ -34,9 +34,6 @@ def prompt_for(
 
     Args:
         before: questions and answers that come before it.
-
-    Raises:
-        TextsError: the template refuses the question, or it contains a control token.
     """
     asked = _after(document, question)
     if not tokenizer.chat_template:

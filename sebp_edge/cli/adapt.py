@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from sebp_edge.run.unchanged import UnchangedResult
 
 # The options that go with --resume; a job knows the others.
-_POLITE = {"polite", "threads", "gpu_share"}
 _WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes", "polite", "gpu_share"}
 # What may follow --resume as a value by itself; apps choose ids of their own, which need --resume=JOB.
 _JOB = re.compile("[0-9a-f]{6}|[0-9a-f]{12}")
@@ -57,10 +56,7 @@ class AdaptCommand(TyperCommand):
         return rest
 
 
-@takes_request(
-    before=dict.fromkeys(("activate_anyway", "fresh", "sync", "keep_samples", "yes"), "seed")
-    | dict.fromkeys(("memory", *sorted(_POLITE)), "as_json")
-)
+@takes_request()
 def adapt(
     request: Request,
     name: Annotated[

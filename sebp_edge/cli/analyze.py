@@ -16,7 +16,7 @@ from sebp_edge.cli.options import Request, path_option, takes_request
 HTML = "sebp-edge-analysis.html"
 
 
-@takes_request(epochs=False, before={"html": "as_json"})
+@takes_request(epochs=False)
 def analyze(
     request: Request,
     examples: Annotated[int, typer.Option(min=1, help="Maximum number of examples to analyze.")] = 16,

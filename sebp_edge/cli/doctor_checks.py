@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from pathlib import Path
 import torch
 from huggingface_hub import constants
 
-from sebp_edge.basics.children import ending_with_this
 from sebp_edge.basics.units import gigabytes, plural, sizes_apart
+from sebp_edge.engine.memory.this_machine import kernels_problem
 from sebp_edge.machine import devices
-from sebp_edge.ops.backend import has_triton
+from sebp_edge.machine.host import driver_release
+from sebp_edge.ops import backend
 from sebp_edge.store.adapter_store import AdapterStore
 
 
@@ -54,27 +54,17 @@ def _device() -> Finding:
 
 def _driver() -> Finding:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    return Finding("driver", f"torch is built for {build}; {_nvidia_driver()}", devices.driver_problem())
-
-
-def _nvidia_driver(seconds: float = 10) -> str:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return "no NVIDIA driver found"
-    query = ending_with_this([command, "--query-gpu=driver_version", "--format=csv,noheader"])
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=seconds, check=True).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return "nvidia-smi does not answer"
-    return f"NVIDIA driver {answer[0]}" if answer else "nvidia-smi lists no GPU"
+    driver = f"NVIDIA driver {release}" if (release := driver_release()) else "no NVIDIA driver found"
+    return Finding("driver", f"torch is built for {build}; {driver}", devices.driver_problem())
 
 
 def _kernels() -> Finding:
     # Triton's distribution has another name on some systems.
     packages = importlib.metadata.packages_distributions().get("triton")
     triton = f"Triton {importlib.metadata.version(packages[0])} is installed" if packages else "Triton is not installed"
-    uses_triton = devices.pick_device().type == "cuda" and has_triton()
-    return Finding("kernels", f"{'Triton' if uses_triton else 'plain PyTorch'}; {triton}")
+    device = devices.pick_device()
+    state = "Triton, checked on this GPU" if device.type == "cuda" and backend.has_kernels(device) else "plain PyTorch"
+    return Finding("kernels", f"{state}; {triton}", kernels_problem(device))
 
 
 def _memory() -> Finding:

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import percent
-from sebp_edge.cli.base_model import find_base_model, open_store, personalizing
+from sebp_edge.cli.base_model import open_store, personalizing
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
 from sebp_edge.cli.options import Json, path_option
+from sebp_edge.run.base_models import find_base_model
 
 
 def export(

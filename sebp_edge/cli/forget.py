@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import plural
-from sebp_edge.cli.base_model import find_base_model, open_store
+from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import (
     Device,
@@ -24,6 +24,7 @@ from sebp_edge.cli.options import (
 )
 from sebp_edge.errors import OptionError
 from sebp_edge.machine.politeness import Politeness, lower_priority
+from sebp_edge.run.base_models import find_base_model
 from sebp_edge.values.documents import printable
 
 

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -104,23 +104,18 @@ class Request:
         self.as_json = as_json
 
 
-def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = None) -> Callable[[Callable], Callable]:
+def takes_request(*, epochs: bool = True) -> Callable[[Callable], Callable]:
     """Decorates a command that gets a `Request` as its first argument; gives it the options of one.
 
-    Prints an error as one sentence. The command's own options stand before --epochs or, without it, --context.
+    Prints an error as one sentence. The command's own options stand before --json, the last one.
 
     Args:
         epochs: whether it has --epochs.
-        before: the parameters of own options that stand elsewhere, each with the shared one that they stand before.
     """
 
     def decorate(command: Callable) -> Callable:
         shared = [each for each in inspect.signature(Request).parameters.values() if epochs or each.name != "epochs"]
         _, *own = inspect.signature(command).parameters.values()
-        places = dict.fromkeys((each.name for each in own), "epochs" if epochs else "context") | dict(before or {})
-        options = [
-            option for each in shared for option in (*(one for one in own if places[one.name] == each.name), each)
-        ]
 
         @functools.wraps(command)
         def run(**given) -> None:
@@ -136,7 +131,7 @@ def takes_request(*, epochs: bool = True, before: Mapping[str, str] | None = Non
                     request.texts = error.reading
                     command(request, **others)
 
-        run.__signature__ = inspect.Signature(options)
+        run.__signature__ = inspect.Signature([*shared[:-1], *own, shared[-1]])
         return run
 
     return decorate

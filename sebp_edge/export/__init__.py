@@ -2,8 +2,7 @@
 
 Internal: import from `sebp_edge` or `sebp_edge.research`.
 
-exporter, target_folder
-                       the main path: an adapter in, a verified folder out, written whole or not at all
+exporter               the main path: an adapter in, a verified folder out
 formats, export_result
                        how each format is written and read back; what an export tells and returns
 source, model_weights  the adapter and its base model; the weights with it merged in, a tensor at a time

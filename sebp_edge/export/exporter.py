@@ -13,8 +13,8 @@ from sebp_edge.export.gguf_file import QUANTISATIONS
 from sebp_edge.export.llama_cpp import K_QUANTS, find_program
 from sebp_edge.export.read_back import CPU, BaseComparison, memory_needed
 from sebp_edge.export.source import Source
-from sebp_edge.export.target_folder import check_space, check_target, new_folder
 from sebp_edge.machine import devices
+from sebp_edge.store.new_folder import check_new, check_space, new_folder
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.reading import Reading
@@ -23,6 +23,7 @@ SMALLEST = "smallest"
 DEFAULT_QUANT = "q8_0"
 # The share of the adapter's gain that the smallest quantisation must keep.
 ENOUGH = 0.9
+_CANNOT = "Cannot export to"
 
 
 def check_options(format: str, quant: str | None, *, has_texts: bool) -> str | None:
@@ -59,13 +60,13 @@ def export(
         quant: from `check_options`; by default q8_0.
         reading: texts to measure the gain on; None for general text, and no gain.
     """
-    begin, target = time.perf_counter(), check_target(to)
+    begin, target = time.perf_counter(), check_new(to, _CANNOT)
     source, warnings, kept = Source.open(name, saved.path, saved.record, reference), [], []
     if format in QUANTISED and quant is None:
         quant = DEFAULT_QUANT
     # Refuses what cannot be written before the model is loaded.
     written = _make(source, format, QUANTISATIONS[-1] if quant == SMALLEST else quant)
-    check_space(target, written.num_bytes)
+    check_space("The export", written.num_bytes, target, _CANNOT)
     comparison = _load(source, reading, warnings, progress)
     if quant == SMALLEST and comparison is None:
         raise MachineError(f"{warnings[0]} The smallest quantisation cannot be found; choose one.")
@@ -73,7 +74,7 @@ def export(
         tried = QUANTISATIONS if quant == SMALLEST else [quant]
         kept = measure(source, comparison, [_make(source, format, each) for each in tried])
         written = _make(source, format, kept[-1].quant)
-    with new_folder(target) as temporary:
+    with new_folder(target, _CANNOT) as temporary:
         written.write(temporary, progress)
         found = written.read_back(temporary, comparison) if comparison else written.check_tensors(temporary, progress)
         sizes = {path.name: path.stat().st_size for path in temporary.iterdir()}

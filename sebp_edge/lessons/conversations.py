@@ -105,10 +105,6 @@ def render_prompt(messages: Messages, tokenizer, **variables) -> str:
     """Renders a conversation with the generation prompt, which starts the assistant's answer.
 
     If the template's own prompt opens a thought that answers without one do not have, it is what these begin with.
-
-    Raises:
-        ModelError: there is no chat template.
-        Unreadable: see `render_conversation`.
     """
     template = _ChatTemplate(tokenizer)
     _refuse_control_tokens(messages, tokenizer)
@@ -133,11 +129,7 @@ def render_end_of_turn(tokenizer) -> str:
 
 
 class _ChatTemplate:
-    """The chat template of a tokenizer, with the tools that the assistant may call.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The chat template of a tokenizer, with the tools that the assistant may call."""
 
     def __init__(self, tokenizer, tools: Sequence[dict] = ()):
         try:

@@ -39,9 +39,6 @@ def encode(
 
     Returns:
         The examples in order, and the documents that gave none, each with the reason.
-
-    Raises:
-        ModelError: the tokenizer is not a fast one, or has no usable chat template for the conversations.
     """
     if not tokenizer.is_fast:
         raise ModelError(
@@ -81,11 +78,7 @@ class _Encoder:
         self._capacity = context_length - max(1, len(self._bos))
 
     def examples_of(self, document: Document, number: int) -> Iterator[Example]:
-        """Yields the examples of a document.
-
-        Raises:
-            Unreadable: it cannot be rendered or tokenised.
-        """
+        """Yields the examples of a document."""
         content = document.as_chat(chat_template=self._chat_template)
         is_chat = isinstance(content, Conversation)
         by_template = is_chat and (bool(self._tokenizer.chat_template) or not is_of_people(content))

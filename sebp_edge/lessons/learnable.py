@@ -12,10 +12,6 @@ def refuse_unlearnable(dataset: Dataset, num_read: int, tokenizer) -> None:
 
     Args:
         num_read: the number of documents that were read, used or not.
-
-    Raises:
-        TextsError: no token has loss.
-        ModelError: the end of a text or of an answer never has loss, or a text begins with two start tokens.
     """
     examples = dataset.examples
     if not any(example.num_loss_tokens for example in examples):

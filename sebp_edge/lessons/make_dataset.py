@@ -58,9 +58,6 @@ def make_dataset(
         recipe: sets the context length and whether to use the chat template.
         model_limit: the maximum sequence length that the model supports; None if it has no limit.
         encode: makes the examples of the documents.
-
-    Raises:
-        ModelError: see `encode`.
     """
     context_length = min(recipe.context_length, model_limit or recipe.context_length)
     texts = {number: document.own_text for number, document in enumerate(reading.documents)}

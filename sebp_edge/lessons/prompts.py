@@ -55,10 +55,6 @@ def encode_prompt(prompt: str | Messages, tokenizer, *, chat: bool) -> EncodedPr
         chat: whether to render a text as a user's message, as for an adapter that was trained on chats: with the
             tokenizer's chat template, or as people's messages if there is none. Messages are always rendered with the
             template, if there is one.
-
-    Raises:
-        TextsError: the template refuses these messages, or one of them contains a control token.
-        ModelError: the prompt is a list of messages, there is no chat template, and not `chat`.
     """
     bos, eos = first_tokens(tokenizer), tokenizer.eos_token_id
     ends = [] if eos is None else [eos]

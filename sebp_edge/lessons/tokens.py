@@ -81,9 +81,6 @@ def tokenise(
         tokenizer: a fast transformers tokenizer.
         split_special_tokens: whether to treat special tokens in the text as plain text.
         progress: is told how many characters of each window are done.
-
-    Raises:
-        Unreadable: windows of MAX_WINDOW characters agree nowhere.
     """
     with_loss, covered = Spans(spans), 0
     for window in _windows(text, tokenizer, split_special_tokens):

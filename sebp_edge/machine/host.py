@@ -1,10 +1,12 @@
 """What can be told of this machine and this process without torch: host memory, and what is known of GPUs."""
 
+import ctypes
 import functools
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -91,6 +93,17 @@ def nvidia_smi(query: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+@functools.cache
+def driver_release() -> str:
+    """Returns the release of NVIDIA's driver, such as "570.86.15"; "" without one that works."""
+    release = ctypes.create_string_buffer(96)
+    with suppress(OSError):
+        nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+        nvml.nvmlInit_v2()
+        nvml.nvmlSystemGetDriverVersion(release, len(release))
+    return release.value.decode()
 
 
 @functools.cache

@@ -39,11 +39,7 @@ class IgnoreFile(NamedTuple):
 
 
 def read_ignore_files(folder: Path) -> list[IgnoreFile]:
-    """Reads the ignore files in a folder; as git does, does not follow links.
-
-    Raises:
-        Unreadable: one of them cannot be read, so nobody knows what it ignores.
-    """
+    """Reads the ignore files in a folder; as git does, does not follow links."""
     found = []
     for name in IGNORE_FILES:
         path = folder / name
@@ -92,11 +88,7 @@ class Found:
 
 
 def find_files(folder: Folder, left_out: list[LeftOut]) -> Iterator[Found]:
-    """Yields the files of a folder, sorted, or the given file; adds what it skips to `left_out`.
-
-    Raises:
-        TextsError: there is no such file or folder, or it cannot be opened.
-    """
+    """Yields the files of a folder, sorted, or the given file; adds what it skips to `left_out`."""
     path = expand_user(Path(folder.path))
     try:
         path.stat()

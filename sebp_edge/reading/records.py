@@ -52,9 +52,6 @@ def read_record(record) -> tuple[Content, set[str]]:
     """Returns the content of a record, and the names of the fields with words in them that were not read.
 
     A name that may not be quoted is "".
-
-    Raises:
-        Unreadable: it has none of the known keys, or it cannot keep its meaning.
     """
     if not isinstance(record, dict):
         raise Unreadable("neither a text nor a record")
@@ -82,11 +79,7 @@ def prompt_and_completion(names) -> tuple[str, str] | None:
 
 
 class _Fields(dict):
-    """The fields of a record by their names in lower case, without those that are null.
-
-    Raises:
-        Unreadable: two have one name.
-    """
+    """The fields of a record by their names in lower case, without those that are null."""
 
     def __init__(self, record: dict):
         for key, value in record.items():
@@ -294,11 +287,7 @@ _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", *R
 
 
 def _text(content) -> str:
-    """Returns a message's content; parts of text are one text, as in chat templates.
-
-    Raises:
-        Unreadable: a part is no text, for example an image.
-    """
+    """Returns a message's content; parts of text are one text, as in chat templates."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -24,9 +24,11 @@ samples           continues the beginnings of a few documents, before and after
 without_torch     plans and inspects without torch
 replies           asks a model the questions of a quiz, and those whose replies it teaches
 saving            saves the adapter; if that fails, saves it elsewhere
-forgetting        makes an adapter forget documents
+forgetting, remaining
+                  makes an adapter forget documents: what has to go, and what a new version is trained on
 verify_forgotten  trains a version again to check what it has forgotten
 result            AdaptResult: the result of an adaptation
+base_models       finds the base model that an adapter was made for; imports no torch
 asking            finds passages, quotes an answer, and finds the adapter that reads; imports no torch
 downloading       downloads a base model
 generating        generates text, and answers questions from texts, with the model in use

@@ -103,9 +103,6 @@ class AdaptationJob:
     Attributes:
         files: its checkpoint's files; None without a job.
         resumed: what it goes on from; None at its beginning.
-
-    Raises:
-        JobError: its files are damaged, or it was begun by another sebp-edge.
     """
 
     def __init__(self, store: AdapterStore, job: Job | None, changed: str = "refuse"):
@@ -208,9 +205,6 @@ class AdaptationJob:
 
         Args:
             own: the one to draw from, if it is not an earlier version's.
-
-        Raises:
-            JobError: the versions that it began with are not there any more, or another one is active.
         """
         self._active, resumed = adapter.active(), self.resumed
         if resumed is None:
@@ -237,11 +231,7 @@ class AdaptationJob:
         return history
 
     def same_texts(self, reading: Reading, call: ModelCall) -> Reading:
-        """Returns the documents that the job knows, in its order; all of them at its beginning.
-
-        Raises:
-            TextsChanged: some have changed or are gone, and that is refused.
-        """
+        """Returns the documents that the job knows, in its order; all of them at its beginning."""
         resumed = self.resumed
         if resumed is None:
             return reading
@@ -274,11 +264,7 @@ class AdaptationJob:
         return self.resumed is not None and bool(self.resumed.gone)
 
     def known_by(self, texts: VersionTexts) -> VersionTexts:
-        """Returns what the version knows: what it has learnt before documents went, too.
-
-        Raises:
-            JobError: a split has no documents any more.
-        """
+        """Returns what the version knows: what it has learnt before documents went, too."""
         if not self.has_lost_texts:
             return texts
         before = read_history(self.job.folder)
@@ -300,12 +286,7 @@ class AdaptationJob:
         options: MemoryOptions,
         peak: int | None,
     ) -> None:
-        """Writes what the training begins with; if it goes on, checks that it is the same.
-
-        Raises:
-            JobError: it is another one.
-            StorageError: it could not be written.
-        """
+        """Writes what the training begins with; if it goes on, checks that it is the same."""
         if self.job is None:
             return
         salt = texts.known.salt

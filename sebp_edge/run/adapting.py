@@ -32,11 +32,11 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.assessment import Assessor
 from sebp_edge.run.encoding import TrainingPreparation
-from sebp_edge.run.forgetting import Remaining
 from sebp_edge.run.job import Phase
 from sebp_edge.run.live_training import LiveTraining
 from sebp_edge.run.model_call import ModelCall
 from sebp_edge.run.preparation import PlannedTraining, Prepared
+from sebp_edge.run.remaining import Remaining
 from sebp_edge.run.result import AdaptResult
 from sebp_edge.run.saving import NewVersion, Place, describe_activation, describe_location
 from sebp_edge.run.texts_comparison import compare_with_active
@@ -82,9 +82,6 @@ def adapt_again(
     """Trains from the base model on the documents that remain of a version, with its splits, recipe and seed.
 
     The new version is saved, outside the store if the place is; the gate compares it with the base model only.
-
-    Raises:
-        BaseModelMismatch: the version was made for another base model.
     """
     record = remaining.record
     call = replace(call, recipe=Recipe.of_record(record.recipe), seed=record.seed)

@@ -77,11 +77,7 @@ class TrainingPreparation(Preparation):
         return replace(options, dequantised_blocks=choice.options.dequantised_blocks)
 
     def encode(self, base: BaseModel, planned: PlannedTraining | None = None) -> Prepared:
-        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer.
-
-        Raises:
-            ModelError: the tokenizer produces tokens that the model does not know.
-        """
+        """Returns the dataset for a loaded model: the plan's, if that was made with the model's own tokenizer."""
         if planned is not None and has_own_tokenizer(self.call.reference):
             prepared = planned.prepared
         else:

@@ -18,11 +18,7 @@ from sebp_edge.values.reading import Reading
 def read_for(
     recipe: Recipe, texts, memory: int | None = None, progress: Progress = SILENT, me: Sequence[str] = ()
 ) -> Reading:
-    """Reads texts (see `read_texts`), or the practice notes if the recipe trains on these.
-
-    Raises:
-        TextsError: the recipe needs texts, and `texts` is None.
-    """
+    """Reads texts (see `read_texts`), or the practice notes if the recipe trains on these."""
     if recipe.questions:
         return practice_reading()
     if texts is None:

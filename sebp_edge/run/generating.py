@@ -119,11 +119,7 @@ def ask(
 def _prompt(
     question: str, passages: tuple[Passage, ...], before: Sequence[Turn], base: BaseModel, max_new_tokens: int
 ) -> tuple[EncodedPrompt, tuple[Passage, ...]]:
-    """Returns the tokens of as many passages as fit, and the question after them; and the passages.
-
-    Raises:
-        TextsError: the question alone is too long.
-    """
+    """Returns the tokens of as many passages as fit, and the question after them; and the passages."""
     limit = getattr(base.model.config, "max_position_embeddings", None)
     while True:
         prompt = prompt_for(question, base.tokenizer, document=shown(passages), before=before)

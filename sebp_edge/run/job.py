@@ -45,8 +45,8 @@ Result = TypeVar("Result")
 SECONDS = 0.5
 # Of the whole, for what precedes the layout of the work.
 PREPARATION_SHARE, PREPARATION_SECONDS = 0.05, 5.0
-# An expectation weighs as much as this many seconds of measured work.
-TRUST = 1.0
+# An expectation weighs as much as this many seconds of measured work, of which the first also have what is done once.
+TRUST, TRUST_IN_GUESSES = 10.0, 1.0
 # An estimate that doubles by fewer seconds is not worth a notice.
 WORTH_A_NOTICE = 30.0
 # What is left of a part that takes longer than expected, as a share of what it has taken.
@@ -360,5 +360,6 @@ class JobSink:
     def _slowness(self, kind: str) -> float:
         """Returns how much longer work of a kind takes than expected; that of others, until some of it is done."""
         actual, expected = (sum(times[each] for each in COMPUTED) for times in (self._actual, self._expected))
-        overall = 1.0 if kind not in COMPUTED else (TRUST + actual) / (TRUST + expected)
-        return (TRUST * overall + self._actual[kind]) / (TRUST + self._expected[kind])
+        trust = TRUST_IN_GUESSES if self._is_guessed else TRUST
+        overall = 1.0 if kind not in COMPUTED else (trust + actual) / (trust + expected)
+        return (trust * overall + self._actual[kind]) / (trust + self._expected[kind])

@@ -12,6 +12,7 @@ import torch
 
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
+from sebp_edge.engine.memory.this_machine import kernels_problem
 from sebp_edge.engine.models.adaptation import Adaptation, load, take
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.encoders import is_encoder, load_encoder
@@ -91,7 +92,8 @@ class ModelInUse:
         if recipe is not None and self.base is not None and self.base.in_4bit != recipe.load_in_4bit:
             self.release()
         if self.base is None:
-            if self.device.type == "cpu" and (problem := devices.driver_problem()):
+            unused_gpu = devices.driver_problem() if self.device.type == "cpu" else None
+            for problem in filter(None, (unused_gpu, kernels_problem(self.device))):
                 on_event(Notice(problem))
             refuse_if_too_big(self.reference, recipe or self.recipe, self.device)
             self.base = watch(partial(load_base_model, self.reference, recipe or self.recipe, self.device))
@@ -133,12 +135,7 @@ class ModelInUse:
             )
 
     def load_adapter(self, folder: Path, record: AdapterRecord, on_event: Sink) -> None:
-        """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error.
-
-        Raises:
-            AdapterError: the adapter is damaged.
-            BaseModelMismatch: it was made for another base model.
-        """
+        """Puts a saved adapter on the loaded base model instead of the one in use; restores that on an error."""
         if record.fingerprint != self.base.fingerprint:
             name = self.base.reference.public_name
             if record.base_model == name:
@@ -197,9 +194,6 @@ class ModelInUse:
         """Context in which the model has the adapter in use, or none; returns a decoder, and how prompts are rendered.
 
         The decoder keeps beginnings of prompts until the base model or the adapter is another one, or is trained.
-
-        Raises:
-            AdapterError, ModelError: the logits are not finite, with an adapter or without one.
         """
         used = self.adaptation if with_adapter else None
         try:

@@ -158,11 +158,7 @@ class Preparation:
         return self.plan(conditions, prepared).plan
 
     def schedule(self, prepared: Prepared, planned: PlannedTraining | None = None) -> list[Schedule]:
-        """Returns the schedules of a dataset: the plan's, if the dataset is the plan's.
-
-        Raises:
-            TextsError: there is too little text.
-        """
+        """Returns the schedules of a dataset: the plan's, if the dataset is the plan's."""
         if planned is not None and prepared is planned.prepared:
             return planned.schedules
         lessons = prepared.starting_point.lessons

@@ -84,12 +84,7 @@ class TextsComparison:
 def compare_with_active(
     store: AdapterStore, name: str, reference: ModelReference, recipe: Recipe, seed: int, reading: Reading
 ) -> TextsComparison | None:
-    """Compares an adaptation with the active version of its name; returns None if no version is active.
-
-    Raises:
-        AdapterError: the name is not valid.
-        StorageError: the store cannot be read.
-    """
+    """Compares an adaptation with the active version of its name; returns None if no version is active."""
     adapter = store.adapter(name)
     version = adapter.active()
     if version is None:

@@ -77,9 +77,6 @@ def find_unchanged(
     Args:
         active: the active version of the adapter beside the texts; None if no version is active.
         fresh, sync: see `Personalizer.adapt`.
-
-    Raises:
-        StorageError: the store cannot be written.
     """
     if active is None or fresh or not active.is_unchanged(sync=sync):
         return None

@@ -9,8 +9,8 @@ from sebp_edge.machine import devices
 from sebp_edge.machine.packages import package_versions
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.adapting import adapt_again
-from sebp_edge.run.forgetting import Remaining, find_remaining, versions_with
 from sebp_edge.run.model_call import ModelCall
+from sebp_edge.run.remaining import Remaining, find_remaining, versions_with
 from sebp_edge.run.saving import Place
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, read_receipts
@@ -50,11 +50,6 @@ def run_verify(call: ModelCall, place: Place, texts) -> Verification:
 
     Args:
         texts: the documents that remain; by default, they are read where they were learnt.
-
-    Raises:
-        AdapterError: there is no receipt with the hash of weights, or its version was removed.
-        TextsError: a document has changed or cannot be read.
-        MachineError: the training would be on a GPU.
     """
     devices.refuse_several_processes()
     if texts is not None:

@@ -13,7 +13,7 @@ served_jobs, journal
                  states of jobs; what survives: their numbered events
 store_methods    methods about saved adapters, models and reports; what the store keeps of a job
 processes        the processes of the supervisor
-planner          the short process without torch that quotes, plans or inspects; plans, what the last two import
+planner          the short process without torch that quotes, searches, plans or inspects
 worker           the worker's entry, which has no torch yet; tasks, what it is to do; worker_tasks, how it does that
 streams          descriptors, lines in, lines out
 parent_process   no process outlives the one that started it

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from sebp_edge.serve.messages import PROTOCOL
 from sebp_edge.serve.parent_process import command_of
@@ -27,7 +28,6 @@ _LAST_STATES = ENDED | {"paused"}
 _ERRORS = {
     "server_ended": ("The server has ended.", "Start another one.", True),
     "bad_message": ("The server wrote a line that is no message; an answer may be lost.", "Ask again.", True),
-    "superseded": ("Another iteration follows the events of this job now.", "Follow each job in one place.", False),
 }
 _SECONDS_TO_END = 3
 
@@ -71,7 +71,8 @@ class Client:
         self.process = process
         self._number = 0  # of the last request
         self._requests: dict[int, _Request] = {}
-        self._events: dict[str, asyncio.Queue] = {}
+        # For each job, the number of the last event that each iteration has seen.
+        self._events: dict[str, dict[asyncio.Queue, int]] = {}
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -119,29 +120,33 @@ class Client:
         """Yields the events of a job after a number, up to the one with which it is paused or has ended.
 
         Raises:
-            ServerError: there is no such job, the server has ended, or another iteration has begun to follow this job.
+            ServerError: there is no such job, or the server has ended.
         """
-        queue = asyncio.Queue()
+        queue, followers = asyncio.Queue(), self._events.setdefault(job, {})
+        followers[queue] = since
 
         def begin() -> None:
-            # Events before the answer are an earlier subscription's.
-            if job in self._events:
-                self._events[job].put_nowait(_error("superseded"))
-            self._events[job] = queue
+            while not queue.empty():  # of an earlier subscription
+                queue.get_nowait()
 
         try:
-            found = (await self.request("jobs.subscribe", {"id": job, "since": since}, on_result=begin)).get("job", {})
+            # It takes the place of an earlier one: what any iteration has not seen is sent again.
+            asked = {"id": job, "since": min(followers.values())}
+            found = (await self.request("jobs.subscribe", asked, on_result=begin)).get("job", {})
             # Of a job that was resumed, the states of before are sent, too.
             last, is_over = found.get("last_event", 0), found.get("state") in _LAST_STATES
+            since = since if since <= last else 0
             while not (is_over and since == last):
                 if isinstance(event := await queue.get(), ServerError):
                     raise event
-                yield event
-                since, is_over = event["number"], event["event"].get("state") in _LAST_STATES
-                last = max(last, since)
+                if event["number"] > since:
+                    yield event
+                    followers[queue] = since = event["number"]
+                    is_over, last = event["event"].get("state") in _LAST_STATES, max(last, since)
         finally:
-            if self._events.get(job) is queue:  # else another iteration has taken its place
-                del self._events[job]
+            del followers[queue]
+            if not followers:
+                self._events.pop(job, None)
 
     async def close(self) -> None:
         """Ends the server: it saves the state of a running job first."""
@@ -211,17 +216,19 @@ class Client:
                 try:
                     self._take(json.loads(line))
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                    self._fail(_error("bad_message"), self._events)  # it may have been any answer, or the last event
+                    self._fail(
+                        _error("bad_message"), self._events.values()
+                    )  # it may have been any answer, or the last event
         except ValueError:  # the line is too long
             self._kill()
         finally:
-            self._fail(_error("server_ended"), self._events)
+            self._fail(_error("server_ended"), self._events.values())
 
-    def _fail(self, error: ServerError, events: Iterable[str] = ()) -> None:
+    def _fail(self, error: ServerError, events: Iterable[Iterable[asyncio.Queue]] = ()) -> None:
         for request in self._requests.values():
             request.end(error)
-        for job in events:
-            self._events[job].put_nowait(error)
+        for queue in chain.from_iterable(events):
+            queue.put_nowait(error)
 
     def _take(self, message: dict) -> None:
         params = message.get("params", {})
@@ -235,8 +242,8 @@ class Client:
                     except BaseException as error:
                         request.end(error)
             case "job.event":
-                if params["job"] in self._events:
-                    self._events[params["job"]].put_nowait(params)
+                for queue in self._events.get(params["job"], ()):
+                    queue.put_nowait(params)
             case None:
                 self._answer(message)
 

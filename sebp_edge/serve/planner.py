@@ -13,7 +13,7 @@ from sebp_edge.basics.parents import end_with_parent
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.events import finite
 from sebp_edge.run.asking import find_reader, quote, search
-from sebp_edge.serve.messages import AskParams, SearchParams, error_of, parse, texts_of, turns_of
+from sebp_edge.serve.messages import AskParams, PlanParams, SearchParams, error_of, parse, texts_of, turns_of
 from sebp_edge.serve.methods import METHODS, check_paths
 from sebp_edge.serve.streams import take_streams
 from sebp_edge.store.adapter_store import AdapterStore
@@ -36,9 +36,15 @@ def _answer(request: dict) -> dict:
         if isinstance(params, SearchParams):
             found = search(params.question, texts_of(params), params.num_passages, params.before)
             return {"result": finite(asdict(found))}
-        from sebp_edge.serve.plans import plan  # which takes as long to import as all else
+        from sebp_edge.run import without_torch  # which takes as long to import as all else
 
-        return plan(params, request)
+        settings = {name: getattr(params, name) for name in ("model", "recipe", "device", "seed", "me")}
+        settings |= {name: request[name] for name in ("memory_budget", "store", "used")} | {"needs_speed": False}
+        if isinstance(params, PlanParams):
+            found = without_torch.plan(texts_of(params), params.name, gpu=params.gpu, **settings)
+        else:
+            found = without_torch.inspect(texts_of(params), params.name, **settings)
+        return {"asks": "worker"} if found is None else {"result": finite(found.to_dict())}
     except Exception as error:
         return {"error": error_of(error)}
 

@@ -14,4 +14,5 @@ garbage, model_paths       what gc deletes; where base models are
 best_versions              which version may be the best so far
 stored_jobs                trainings that can be resumed, which are found, held by a process, and deleted
 folders, names, lock       written whole, deleted in one step; names of folders; one change at a time
+new_folder                 a folder outside the store, written whole or not at all
 """

@@ -25,6 +25,7 @@ from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.folders import adapter_names, delete, flush_all, leftovers, size_of, temporary_folder
 from sebp_edge.store.garbage import KEPT_VERSIONS, Garbage, old_versions
 from sebp_edge.store.lock import locked
+from sebp_edge.store.new_folder import check_new, check_space
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.salt import read_salt
 from sebp_edge.store.saved import SavedAdapter
@@ -32,6 +33,7 @@ from sebp_edge.store.stored_jobs import Jobs
 
 # Room for all files except the weights, in bytes; most of it is for documents.json, of 2,000 long documents.
 _MAX_OTHER_BYTES = 2**21
+_CANNOT = "Cannot save to"
 
 
 class AdapterStore:
@@ -86,22 +88,17 @@ class AdapterStore:
         """Checks before any work is done that an adapter can be saved into the store, or a new folder outside of it."""
         own = self.adapter(name).folder
         if out is not None:
-            # lstat also finds broken links, and fails on names that are too long.
-            with storage_errors("Cannot save to", out, "; choose another location"), suppress(FileNotFoundError):
-                out.lstat()
-                raise OptionError(f"{str(out)!r} already exists; choose a new folder, so that nothing is overwritten.")
-        parent = self._parent(out)
-        with storage_errors("Cannot save to", parent):
-            make_private(parent) if out is None else parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            parent = own if out is None and own.exists() else parent
-        with storage_errors("Cannot save to", parent):
+            check_new(out, _CANNOT)
+            return
+        with storage_errors(_CANNOT, self.folder):
+            make_private(self.folder)
+        parent = own if own.exists() else self.folder
+        with storage_errors(_CANNOT, parent):
             shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=parent))
 
     def check_disk_space(self, size: int, out: Path | None) -> None:
         """Checks before any work is done that an adapter fits on the disk, with weights of `size` bytes."""
-        parent = self._parent(out)
-        with storage_errors("Cannot save to", parent):
-            check_free_space("The adapter", size + _MAX_OTHER_BYTES, parent)
+        check_space("The adapter", size + _MAX_OTHER_BYTES, out or self.folder / "new", _CANNOT)
 
     def import_archive(self, file: str | Path, name: str | None = None) -> SavedAdapter:
         """Adds the version in a file of `Adapter.export_archive` as a new version, which is not active; returns it.
@@ -117,7 +114,7 @@ class AdapterStore:
         file = expand_user(file)
         with archive.reading(file) as (contents, opened):
             adapter = self.adapter(contents.name if name is None else name)
-            with storage_errors("Cannot save to", adapter.folder):
+            with storage_errors(_CANNOT, adapter.folder):
                 make_private(self.folder)
                 check_free_space("The adapter", contents.size, self.folder)
                 with temporary_folder(self.folder) as temporary:
@@ -188,7 +185,3 @@ class AdapterStore:
             with suppress(OSError):  # what cannot be listed cannot be deleted either
                 sizes[path] = size_of(path)
         return Garbage(keep, tuple(versions), sizes)
-
-    def _parent(self, out: Path | None) -> Path:
-        """Returns the folder that a new adapter is saved in."""
-        return out.absolute().parent if out else self.folder

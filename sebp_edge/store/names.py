@@ -31,7 +31,7 @@ def check_name(name: str) -> str:
     elif len(_encoded(normal)) > _MAX_FOLDER:
         reason = f"it is too long for a folder's name; use up to {_MAX_FOLDER // 9} characters of this script"
     if reason:
-        raise AdapterError(f"Invalid adapter name {name!r}: {reason}.")
+        raise AdapterError(f"Invalid adapter name {name[:_MAX_CHARACTERS]!r}: {reason}.")
     return normal
 
 

@@ -14,16 +14,15 @@ A version contains none of the user's texts or paths, apart from samples.json an
 """
 
 import hashlib
-import os
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from sebp_edge.basics.files import flush, storage_errors
-from sebp_edge.errors import AdapterError, StorageError
-from sebp_edge.store.folders import Saveable, temporary_folder, version_numbers, write_version
+from sebp_edge.basics.files import storage_errors
+from sebp_edge.errors import AdapterError
+from sebp_edge.store.folders import Saveable, version_numbers, write_version
+from sebp_edge.store.new_folder import new_folder
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.training_report import read_report, read_samples
 from sebp_edge.store.version_report import VersionReport
@@ -100,13 +99,6 @@ def refuse_truncated(folder: Path) -> None:
 def save_to(adaptation: Saveable, record: AdapterRecord, out: Path) -> SavedAdapter:
     """Saves an adapter into a new folder outside the store."""
     out = out.absolute()
-    with storage_errors("Cannot save to", out), temporary_folder(out.parent) as temporary:
+    with new_folder(out, "Cannot save to") as temporary:
         write_version(adaptation, record, temporary)
-        taken = os.path.lexists(out)
-        with suppress(FileExistsError):  # made meanwhile
-            if not taken:
-                temporary.rename(out)
-        if temporary.exists():
-            raise StorageError(f"{str(out)!r} already exists; nothing was overwritten.")
-        flush(out.parent)
     return SavedAdapter(out, record)

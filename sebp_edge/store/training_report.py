@@ -62,20 +62,12 @@ def write_report(folder: Path, facts: TrainingFacts, *, keeps_words: bool) -> No
 
 
 def read_report(folder: Path) -> TrainingReport | None:
-    """Reads report.json of a version; returns None if it has none.
-
-    Raises:
-        AdapterError: it is damaged, cannot be read, or was written by a newer sebp-edge.
-    """
+    """Reads report.json of a version; returns None if it has none."""
     return _read(folder / REPORT, TrainingReport)
 
 
 def read_samples(folder: Path) -> KeptSamples | None:
-    """Reads samples.json of a version; returns None if it has none.
-
-    Raises:
-        AdapterError: see `read_report`.
-    """
+    """Reads samples.json of a version; returns None if it has none."""
     return _read(folder / SAMPLES, KeptSamples)
 
 

@@ -6,8 +6,7 @@ documents, reading    what a document holds, where it is from; what was read, an
 chats                 chats and mails: whose words they are, and the owner's documents
 folder                a folder of texts, and the patterns of the files that are read
 model_reference       where to find a model
-example, teacher_tokens
-                      a training sequence and its outline; what a teacher finds probable at each of its loss tokens
+example               a training sequence, its outline, and what a teacher finds probable at each of its loss tokens
 draw, dataset         the splits of documents; examples of all documents in them, and what a model is asked
 lessons               what trains on which documents if a version is learnt on from
 remembered            what a version remembers of documents, without their texts; imports no numpy

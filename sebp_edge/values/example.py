@@ -7,8 +7,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sebp_edge.basics.labels import IGNORE
-from sebp_edge.errors import OptionError
-from sebp_edge.values.teacher_tokens import TeacherTokens
 
 # The document number of an example that belongs to no document of the user's.
 NO_DOCUMENT = -1
@@ -35,6 +33,25 @@ class Outline(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TeacherTokens:
+    """What a teacher would predict at each of C loss tokens, as groups of k tokens; kept as arrays, as in examples.
+
+    Attributes:
+        ids: token ids, [C * k], each group's most probable token first.
+        shares: their shares, [C * k]; those of a group sum to 1.
+        k: the size of a group.
+    """
+
+    ids: Sequence[int]
+    shares: Sequence[float]
+    k: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "ids", array("i", self.ids))
+        object.__setattr__(self, "shares", array("f", self.shares))
+
+
+@dataclass(frozen=True)
 class Example:
     """One training sequence; any sequences of numbers are kept as arrays, which are compact.
 
@@ -48,9 +65,6 @@ class Example:
         teacher: what a teacher finds probable at each loss token, which the example's loss then is the cross-entropy
             with; None for the labels themselves.
         is_chat: whether its document is a conversation, or was rendered as one.
-
-    Raises:
-        OptionError: the teacher has another number of loss tokens.
     """
 
     input_ids: Sequence[int]
@@ -63,11 +77,6 @@ class Example:
     def __post_init__(self):
         for name in ("input_ids", "labels"):
             object.__setattr__(self, name, array("i", getattr(self, name)))
-        if self.teacher is not None and self.teacher.num_loss_tokens != self.num_loss_tokens:
-            raise OptionError(
-                f"The teacher has {self.teacher.num_loss_tokens} loss tokens and the example {self.num_loss_tokens}; "
-                "expected as many."
-            )
 
     @property
     def num_tokens(self) -> int:

@@ -359,7 +359,9 @@ def test_each_table_has_a_name_and_a_graphed_peer(tmp_path, arguments, table, na
     assert peers.choose_arms(options, parser) == [each for each, arm in ARMS.items() if table in arm.tables]
     assert "hf graph" in peers.choose_arms(options, parser)
     job = make_job(tmp_path, shape="llama-3.2-3b", full=options.full, four_bit=options.four_bit)
-    assert peers.record_name(replace(job, loss_share=options.loss_share)) == name
+    job = replace(job, loss_share=options.loss_share)
+    assert peers.record_name(job, arms=None) == name
+    assert peers.record_name(job, arms="hf graph") == f"{name}-some"
 
 
 def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp_path):
@@ -389,7 +391,7 @@ def test_the_true_shapes_are_the_models_own():
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(shape_config(shape))
         sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-    assert sizes == [3_212_749_824, 596_049_920, 134_515_008]
+    assert sizes == [3_212_749_824, 999_885_952, 596_049_920, 134_515_008]
 
 
 def test_the_limit_counts_weights_gradients_and_moments(tmp_path):

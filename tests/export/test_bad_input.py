@@ -164,7 +164,7 @@ def test_a_disk_without_space_is_refused_before_anything_is_written(stored, mode
 @pytest.mark.parametrize("format", ["gguf", "merged", "peft"])
 def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypatch, format):
     disk = mount_disk("64k")
-    monkeypatch.setattr("sebp_edge.export.exporter.check_space", lambda target, size: None)
+    monkeypatch.setattr("sebp_edge.export.exporter.check_space", lambda *_: None)
     assert_one_sentence(export(model, "--to", disk / "out", "--format", format), "Cannot export to")
     assert not list(disk.iterdir())
 
@@ -216,7 +216,7 @@ def test_a_disk_without_locks_is_exported_to(stored, model, place, monkeypatch, 
     def refuse(descriptor, blocking):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("sebp_edge.export.target_folder.lock_descriptor", refuse)
+    monkeypatch.setattr("sebp_edge.store.new_folder.lock_descriptor", refuse)
     assert export(model, "--to", place / "out", "--format", "peft").exit_code == 0
     assert [path.name for path in place.iterdir()] == ["out"]
 

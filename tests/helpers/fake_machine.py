@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 from fake_gpu import FakeCuda, simulate
 
-from sebp_edge.engine.memory import this_machine
 from sebp_edge.machine import devices
+from sebp_edge.ops import backend
 
 # What the choices of our operations are measured for.
 MEASURED_ON = {"gpu": "some GPU", "driver": "13000", "torch": "2.11.0", "triton": "3.6.0"}
@@ -50,7 +50,7 @@ class FakeMachine:
 
     def has_libraries(self, *, triton: bool, bitsandbytes: bool) -> None:
         """Sets which optional libraries plans find."""
-        self._monkeypatch.setattr(this_machine, "has_triton", lambda: triton)
+        self._monkeypatch.setattr(backend, "has_kernels", lambda device: triton)
         found = SimpleNamespace(__spec__="installed") if bitsandbytes else None
         self._monkeypatch.setitem(sys.modules, "bitsandbytes", found)
 

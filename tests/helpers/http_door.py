@@ -3,6 +3,7 @@
 import http.client
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,16 @@ class Door:
 
 
 HELLO = [{"role": "user", "content": "the boat"}]
+
+
+@contextmanager
+def open_door_of_notes(data, store_of_notes, model_folder, *options):
+    """Context with a server that has an adapter "default" and answers from a folder with a note."""
+    shutil.copytree(store_of_notes.folder, data / "sebp-edge" / "adapters")
+    (data / "keys").mkdir()
+    (data / "keys" / "shed.md").write_text("# Keys\n\nThe key of the shed hangs behind the green door.\n")
+    with open_door(data, "--model", model_folder, "--folder", data / "keys", *options) as door:
+        yield door
 
 
 @contextmanager

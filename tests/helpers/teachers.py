@@ -7,7 +7,7 @@ import torch
 
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
-from sebp_edge.values.teacher_tokens import TeacherTokens
+from sebp_edge.values.example import TeacherTokens
 
 IGNORE = -100
 

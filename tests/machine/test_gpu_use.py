@@ -10,6 +10,7 @@ import pytest
 
 from sebp_edge.errors import MachineError
 from sebp_edge.machine import politeness
+from sebp_edge.machine.host import driver_release
 from sebp_edge.machine.politeness import LEFT_SECONDS, TAKEN, TAKEN_SECONDS, GpuUse
 
 SOURCE = r"""
@@ -25,6 +26,7 @@ void add(uint pid, unsigned long long time, uint use) {
     samples[count++] = s;
 }
 int nvmlInit_v2(void) { return 0; }
+int nvmlSystemGetDriverVersion(char *into, uint size) { strncpy(into, "570.86.15", size); return 0; }
 int nvmlDeviceGetHandleByUUID(const char *uuid, void **found) {
     *found = &device;
     return strcmp(uuid, wanted) ? 2 : 0;
@@ -61,6 +63,18 @@ def nvml(library, load_driver):
     loaded.clear(), loaded.set_fails(0), loaded.set_gpu(f"GPU-{UUID}".encode())
     load_driver(lambda name: loaded)
     return loaded
+
+
+def test_the_release_of_the_driver_is_read(nvml):
+    assert driver_release.__wrapped__() == "570.86.15"
+
+
+def test_without_a_driver_there_is_no_release(load_driver):
+    def fail(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    load_driver(fail)
+    assert driver_release.__wrapped__() == ""
 
 
 @pytest.fixture

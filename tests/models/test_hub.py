@@ -141,4 +141,13 @@ def test_a_missing_network_is_reported_in_one_sentence(closed_port, tmp_path):
     _, found = look_up("org/first", "org/model", home=tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{closed_port}")
     assert found["error"] == "ModelOfflineError"
     assert found["seconds"] < 5
-    assert "the Hub cannot be reached; check the network" in found["message"]
+    assert "the Hub cannot be reached (ConnectError); check the network" in found["message"]
+
+
+@pytest.mark.slow
+def test_a_mistake_is_not_taken_for_a_missing_network(small_hub, tmp_path):
+    script = (
+        "from sebp_edge.engine.models import catalog, hub; hub._contact(catalog.resolve('org/model'), lambda: None)"
+    )
+    with pytest.raises(AssertionError, match=r"TypeError: .*positional argument"):
+        run(script, home=tmp_path, HF_ENDPOINT=small_hub.address)

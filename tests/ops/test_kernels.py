@@ -168,7 +168,9 @@ def test_losses_and_gradients_equal_plain_pytorchs(
 
 
 @pairwise(
-    columns=[(1,), (130,), (5, 3), (200, 64, 129)], dtype=DTYPES, **{"num_rows, rank": [(0, 4), (1, 16), (67, 5)]}
+    columns=[(1,), (130,), (5, 3), (200, 64, 129)],
+    dtype=DTYPES,
+    **{"num_rows, rank": [(0, 4), (1, 16), (67, 5), (33, 70), (5, 257)]},
 )
 def test_rank_products_of_a_group_equal_plain_pytorchs(columns, num_rows, rank, dtype, poisoned_memory):
     down, weight = draw(num_rows, rank * len(columns), dtype=dtype), draw(sum(columns), rank, dtype=dtype, seed=1)

@@ -106,7 +106,8 @@ def test_gates_equal_plain_pytorchs(shape, activation, dtype, poisoned_memory):
 
 
 @pytest.mark.parametrize(
-    ("shape", "rank"), [((0, 5), 16), ((1, 1), 1), ((7, 5), 40), ((33, 40), 1), ((64, 64), 16), ((70, 33), 40)]
+    ("shape", "rank"),
+    [((0, 5), 16), ((1, 1), 1), ((7, 5), 40), ((33, 40), 1), ((64, 64), 16), ((70, 33), 40), ((5, 9), 257)],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gates_before_an_adapter_equal_plain_pytorchs(shape, rank, dtype, poisoned_memory):

@@ -106,7 +106,7 @@ MUTATIONS = [
          "write_activated(self.folder, [now, *earlier])", "tests/store", "rollback or rolls_back or history"),
         ("an overtaken version is activated", "if now not in (None, before):", "if False:",
          "tests/store", "only_after_the_one_that_it_was_compared_with"),
-        ("forget leaves a version", "versions=tuple(sorted({*known, *unlisted}))", "versions=tuple(sorted(known))",
+        ("forget leaves a version", "removed = {*unlisted, *(version.number", "removed = {*(version.number",
          "tests/run", "of_which_nothing_is_known"),
         ("an archive that has changed", "if found.hexdigest() != listed.sha256:", "if False:",
          "tests/store", "damaged_archive"),

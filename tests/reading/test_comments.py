@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from pace import at_most
 from reading import contents, is_count_of_words, left_out, read_all, read_texts, write_file
 
 
@@ -140,18 +141,30 @@ def _note(draw: random.Random, *, is_of_obsidian: bool) -> tuple[str, list[str]]
     return "\n\n".join(draw.choice(kinds)() for _ in range(draw.randint(1, 7))), words
 
 
-@pytest.mark.parametrize(
-    "piece", ["<!--", "<!-- x -->\n", "[", "[a\n", "- ", "> ", "```a\n", "` ", "[//]: # (\n", "<div>\n", "\t- a\n", "|"]
-)
-def test_no_markdown_takes_long(tmp_path, piece):
-    path = write_file(tmp_path, "a.md", "<!--" + piece * (30_000 // len(piece)))
-    # Of the processor's time, this takes a tenth of a second at most.
-    assert not any("takes longer" in item.reason for item in read_all(path).left_out)
+PIECES = [
+    "<!--",
+    "<!-- x -->\n",
+    "[",
+    "[a\n",
+    "- ",
+    "> ",
+    "```a\n",
+    "` ",
+    "[//]: # (\n",
+    "<div>\n",
+    "\t- a\n",
+    "|",
+    "$",
+    "%%",
+]
+PIECES += ["`" * 70, "- a\n\n    b\n", "\n    &amp;", "1. `a\n", "~~~\n````\n", "5 %% ", "\\", "$$\n", "a\n", " "]
 
 
-def test_markdown_that_takes_too_long_or_has_too_many_short_lines_is_left_out(folder, take_at_most):
-    write_file(folder, "a.md", "<!-- x -->\n" * 1000)
-    take_at_most("markdown", -1)
-    assert left_out(folder) == {"a.md": "its Markdown takes longer than -1 seconds to read; split it to use it"}
-    write_file(folder, "a.md", "<!-- x -->" + "\na" * 100_001)
-    assert left_out(folder) == {"a.md": "more than 100,000 very short lines; split it to use it"}
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [".obsidian/app.json", "none"])
+@pytest.mark.parametrize("piece", PIECES)
+def test_markdown_takes_linear_time(tmp_path, settings, piece):
+    write_file(tmp_path, settings, "{}")
+    path = write_file(tmp_path, "a.md", "<!-- x -->" + piece * (1_000_000 // len(piece)))
+    with at_most(4):
+        read_all(path)

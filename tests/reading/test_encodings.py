@@ -17,7 +17,8 @@ TEXTS = {
     "gb18030": "今天天气很好,我们去散步了。写日记。",
     "big5": "今天天氣很好,我們去散步了。寫日記。",
     "cp949": "오늘은 날씨가 좋아서 산책을 갔습니다.",
-    "mac_roman": "Smörgås på bordet. Det är en fin dag i Göteborg.",
+    "cp1254": "Bugün hava çok güzel, şehirde yürüyüşe çıktık ve günlüğe yazdık.",
+    "cp1255": "היום מזג האוויר יפה והלכנו לטייל בעיר.",
 }
 
 

@@ -1,18 +1,16 @@
 """Examples become right-padded batches with row plans, or the same active tokens packed."""
 
 import random
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 import torch
-from teachers import random_teacher, taught
+from teachers import taught
 
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
 from sebp_edge.engine.sparse.rows.soft_targets import SoftTargets
-from sebp_edge.errors import OptionError
 from sebp_edge.research import ActiveTokens
-from sebp_edge.values.example import Example
-from sebp_edge.values.teacher_tokens import TeacherTokens
+from sebp_edge.values.example import Example, TeacherTokens
 
 IGNORE = -100
 
@@ -130,23 +128,3 @@ def test_a_taught_example_without_loss_tokens_adds_no_row():
     silent = Example([10, 11, 12], [IGNORE] * 3, 0, teacher=TeacherTokens([], [], 4))
     packed = assert_packed_as_gathered([silent, *taught([example(5)], [4])])
     assert packed.soft_targets.ids.shape == (4, 3)
-
-
-def test_a_teacher_of_another_number_of_loss_tokens_is_refused():
-    with pytest.raises(OptionError, match="The teacher has 3 loss tokens and the example 4"):
-        replace(example(5), teacher=random_teacher(3, 4))
-
-
-@pytest.mark.parametrize(
-    ("ids", "shares", "k", "message"),
-    [
-        ([1, 2, 3], [0.5, 0.5], 2, "3 ids and 2 shares in groups of 2"),
-        ([1, 2, 3], [0.5, 0.5, 1.0], 2, "3 ids and 3 shares in groups of 2"),
-        ([1, 2], [0.5, 0.5], 0, "in groups of 0"),
-        ([1, 2, 3, 4], [0.5, 0.5, 0.5, 0.4], 2, "shares sum to 0.9"),
-        ([1], [float("nan")], 1, "shares sum to nan"),
-    ],
-)
-def test_teachers_tokens_that_are_no_distributions_are_refused(ids, shares, k, message):
-    with pytest.raises(OptionError, match=message):
-        TeacherTokens(ids, shares, k)

@@ -9,13 +9,50 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from http_door import HELLO, open_door
-from served import SECONDS
+from http_door import HELLO, open_door_of_notes
+from served import SECONDS, wait_until
 
 from sebp_edge.serve.http.door import listen
 
 ROOT = Path(__file__).parents[2]
 needs_openai = pytest.mark.skipif(not find_spec("openai"), reason="needs the package openai")
+NODE = shutil.which("node")
+needs_npms_openai = pytest.mark.skipif(
+    not NODE or subprocess.run([NODE, "-e", 'require("openai")'], capture_output=True).returncode != 0,
+    reason="needs Node, and the npm package openai where NODE_PATH points",
+)
+# In: the base URL, the token, a request. Out: what its app sees of the answers.
+NPMS_OPENAI = """
+const OpenAI = require("openai");
+const [baseURL, apiKey, asked] = process.argv.slice(1);
+async function main() {
+  const client = new OpenAI({ baseURL, apiKey, maxRetries: 0 });
+  const seen = { models: [], deltas: [] };
+  for await (const model of await client.models.list()) seen.models.push(model.id);
+  const request = JSON.parse(asked);
+  seen.whole = await client.chat.completions.create(request);
+  const options = { ...request, stream: true, stream_options: { include_usage: true } };
+  for await (const chunk of await client.chat.completions.create(options)) {
+    seen.deltas.push(chunk.choices[0]?.delta.content ?? "");
+    seen.usage = chunk.usage;
+  }
+  seen.final = await client.chat.completions.stream(request).finalContent();
+  const prompt = { model: "default", prompt: "the boat", temperature: 0 };
+  seen.text = (await client.completions.create(prompt)).choices[0].text;
+  const question = [{ role: "user", content: "Where does the key of the shed hang?" }];
+  seen.cited = (await client.chat.completions.create({ model: "base:ask", messages: question })).choices[0].message;
+  for (const changed of [{ model: "gone" }, { n: 2 }]) {
+    const error = await client.chat.completions.create({ ...request, ...changed }).catch((error) => error);
+    (seen.errors ??= []).push([error.constructor.name, error.status, error.code]);
+  }
+  const stranger = new OpenAI({ baseURL, apiKey: "wrong", maxRetries: 0 });
+  await stranger.models.list().catch((error) => seen.errors.push([error.constructor.name, error.status, error.code]));
+  const left = await client.chat.completions.create({ ...request, max_tokens: 100, stream: true });
+  for await (const chunk of left) break;
+  console.log(JSON.stringify(seen));
+}
+main();
+"""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LIKELIEST = {"temperature": 0, "max_tokens": 8}
 
@@ -24,11 +61,7 @@ LIKELIEST = {"temperature": 0, "max_tokens": 8}
 def door(tmp_path_factory, store_of_notes, model_folder):
     """A server with an adapter, a folder with a note, and an origin whose pages may use it."""
     data = tmp_path_factory.mktemp("door")
-    shutil.copytree(store_of_notes.folder, data / "sebp-edge" / "adapters")
-    (data / "keys").mkdir()
-    (data / "keys" / "shed.md").write_text("# Keys\n\nThe key of the shed hangs behind the green door.\n")
-    options = ("--model", model_folder, "--folder", data / "keys", "--origin", "app://notes")
-    with open_door(data, *options) as door:
+    with open_door_of_notes(data, store_of_notes, model_folder, "--origin", "app://notes") as door:
         yield door
 
 
@@ -81,6 +114,31 @@ def test_openais_client_completes_a_text_whole_and_streamed_up_to_a_stop_string(
     assert (stopped.text, stopped.finish_reason) == (text[: text.index(text[4:7])], "stop")
 
 
+@needs_npms_openai
+def test_npms_openai_has_the_same_conversation(door):
+    asked = {"model": "base", "messages": HELLO, "seed": 5, "max_tokens": 12}
+    command = [NODE, "-e", NPMS_OPENAI, door.address, door.token, json.dumps(asked)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["models"] == ["base", "default", "base:ask", "default:ask", "default@1"]
+    (choice,) = seen["whole"]["choices"]
+    assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "length")
+    assert "".join(seen["deltas"]) == seen["final"] == choice["message"]["content"] and len(seen["deltas"]) > 2
+    assert seen["usage"] == seen["whole"]["usage"] and seen["usage"]["completion_tokens"] == 12
+    same = {"model": "default", "prompt": "the boat", "temperature": 0}
+    assert seen["text"] == door.call("POST", COMPLETIONS, same)[1]["choices"][0]["text"]
+    assert seen["cited"]["content"] == "The key of the shed hangs behind the green door."
+    assert seen["cited"]["annotations"][0]["url_citation"]["title"] == "shed.md"
+    refused = ["BadRequestError", 400, "invalid_params"]
+    assert seen["errors"] == [
+        ["NotFoundError", 404, "model_not_found"],
+        refused,
+        ["AuthenticationError", 401, "invalid_api_key"],
+    ]
+    wait_until(lambda: door.rpc("status")["worker"]["requests"] == 0)
+
+
 def test_a_models_name_chooses_the_adapter_and_its_version(door):
     texts = {}
     for name in ("base", "default", "default@1", "base"):
@@ -88,9 +146,10 @@ def test_a_models_name_chooses_the_adapter_and_its_version(door):
         assert (status, answer["model"]) == (200, name)
         assert texts.setdefault(name, answer["choices"][0]["text"]) == answer["choices"][0]["text"]
     assert texts["default"] == texts["default@1"] != texts["base"]
-    for name in ("other", "default@2", "other@1"):
+    for name in ("other", "default@2", "other@1", "a/b", "../keys", "a" * 10_000):
         status, answer = door.chat(model=name)
         assert (status, answer["error"]["code"]) == (404, "model_not_found"), answer
+        assert len(answer["error"]["message"]) < 300
 
 
 @needs_openai
@@ -148,7 +207,6 @@ def test_what_changes_nothing_is_ignored(door):
         ({"seed": 1.5}, "sampling_seed"),
         ({"stop": 5}, "stop"),
         ({"stop": [5]}, "stop"),
-        ({"model": "a/b"}, "not a folder"),
     ],
 )
 def test_what_would_change_the_answer_or_is_no_request_is_refused_in_openais_form(door, body, words):

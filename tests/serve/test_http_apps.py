@@ -5,10 +5,9 @@ core/llm/openaiTypeConverters.ts, packages/openai-adapters; simonw/llm: default_
 """
 
 import json
-import shutil
 
 import pytest
-from http_door import open_door
+from http_door import open_door_of_notes
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SAID = [
@@ -120,11 +119,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory, store_of_notes, model_folder):
-    data = tmp_path_factory.mktemp("door")
-    shutil.copytree(store_of_notes.folder, data / "sebp-edge" / "adapters")
-    (data / "keys").mkdir()
-    (data / "keys" / "shed.md").write_text("The key of the shed hangs behind the green door.")
-    with open_door(data, "--model", model_folder, "--folder", data / "keys") as door:
+    with open_door_of_notes(tmp_path_factory.mktemp("door"), store_of_notes, model_folder) as door:
         yield door
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,17 +11,19 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import psutil
 import pytest
 from builders import make_llama
-from command import RECIPE, assert_one_sentence, process, run
-from http_door import HELLO, Door, open_door
-from served import SECONDS, all_gone, processes_below, wait_until
+from command import COMMAND, RECIPE, assert_one_sentence, process, run
+from http_door import HELLO, Door, open_door, open_door_of_notes
+from served import SECONDS, all_gone, environment, processes_below, wait_until
 from shared_fixtures import write_notes
 
 pytest.importorskip("resource", reason="needs a Unix")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # Longer than a test waits.
 ENDLESS = {"model": "base", "prompt": "the boat", "temperature": 0, "max_tokens": 200_000}
+ASKED = [{"role": "user", "content": "Where does the key of the shed hang?"}]
 CANARY = "xylophonequartz"
 
 
@@ -121,10 +125,30 @@ def test_more_requests_than_it_takes_are_all_answered(door):
     assert door.chat(max_tokens=2)[0] == 200
 
 
+def test_each_adapter_answers_with_its_own_base_model_of_which_one_is_in_memory(
+    tmp_path, store_of_notes, model_folder, long_model
+):
+    with open_door_of_notes(tmp_path, store_of_notes, long_model) as door:
+        lost = tmp_path / "sebp-edge" / "adapters" / "lost"
+        shutil.copytree(lost.with_name("default"), lost)
+        record = json.loads((lost / "1" / "sebp_edge.json").read_text())
+        (lost / "1" / "sebp_edge.json").write_text(json.dumps(record | {"base_model": "moved", "fingerprint": "0"}))
+        texts, own = {}, {"base": "long", "default": "micro-llama", "default@1": "micro-llama"}
+        for name in ("base", "default", "base", "default@1"):
+            base = own[name]
+            status, answer = door.call("POST", COMPLETIONS, {"model": name, "prompt": "the boat", "temperature": 0})
+            assert status == 200 and door.rpc("health")["loaded"]["model"] == base
+            assert texts.setdefault(base, answer["choices"][0]["text"]) == answer["choices"][0]["text"]
+        assert texts["long"] != texts["micro-llama"]
+        status, answer = door.chat(model="lost")
+        assert status == 400 and "made for the model in a folder 'moved'; give that" in answer["error"]["message"]
+        assert {"default", "lost"} <= {each["id"] for each in door.call("GET", "/v1/models")[1]["data"]}
+
+
 def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long_model):
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "shed.md").write_text("The key of the shed hangs behind the green door.")
-    keys, asked = str(tmp_path / "keys"), [{"role": "user", "content": "Where does the key of the shed hang?"}]
+    keys = str(tmp_path / "keys")
     with open_door(tmp_path, "--model", long_model, stdin=subprocess.PIPE) as door:
 
         def tell(line):
@@ -138,11 +162,11 @@ def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long
         def code(message):
             return message["error"]["data"]["code"]
 
-        assert door.chat(model="base:ask", messages=asked)[0] == 400
+        assert door.chat(model="base:ask", messages=ASKED)[0] == 400
         for params in ({"add": [keys]}, {}):
             assert door.rpc("folders", **params)["data"]["code"] == "forbidden"
         assert folders(add=[keys])["result"]["folders"] == [str(long_model), keys]
-        status, answer = door.chat(model="base:ask", messages=asked)
+        status, answer = door.chat(model="base:ask", messages=ASKED)
         assert status == 200 and "green door" in answer["choices"][0]["message"]["content"]
         assert "base:ask" in {each["id"] for each in door.call("GET", "/v1/models")[1]["data"]}
         assert door.rpc("search", question="Where is the key?", paths=[keys])["hits"]
@@ -151,7 +175,7 @@ def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long
         assert code(tell('{"jsonrpc": "2.0", "id": 1, "method": "folders", "params": [1]}')) == "invalid_params"
         assert code(folders(remove=["/elsewhere"])) == "invalid_params"
         assert folders(remove=[keys])["result"]["folders"] == [str(long_model)]
-        assert door.chat(model="base:ask", messages=asked)[0] == 400
+        assert door.chat(model="base:ask", messages=ASKED)[0] == 400
         assert door.rpc("search", question="Where is the key?", paths=[keys])["data"]["code"] == "folder_not_allowed"
         door.process.stdin.close()  # the server serves the others
         assert door.chat(max_tokens=2)[0] == 200
@@ -170,6 +194,56 @@ def test_a_signal_ends_it_quietly_with_what_runs_and_nothing_is_kept_of_texts(tm
         for server in door.servers:
             server.wait(SECONDS)
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if CANARY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_a_job_and_answers_reach_nobody_write_nowhere_else_and_keep_no_text(tmp_path, long_model):
+    """Traces the kernel's calls of all its processes, started cold, as their owner does."""
+    homes = ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TMPDIR")
+    home, notes, trace = (tmp_path / name for name in ("home", "notes", "trace"))
+    home.mkdir(), notes.mkdir()
+    for number in range(16):
+        (notes / f"{number}.md").write_text(f"The key of the shed number {number} is {CANARY}. " * 3)
+    (home / "test.toml").write_text(RECIPE)
+    traced = ["strace", "-f", "-qq", "-e", "trace=%network,open,openat,creat,rename,renameat,renameat2", "-o", trace]
+    options = ("serve", "--http", "0", "--model", long_model, "--folder", notes, "--folder", home)
+    environ = environment(PYTHONDONTWRITEBYTECODE="1", **dict.fromkeys(homes, str(home)))
+    with subprocess.Popen(
+        [*map(str, [*traced, *COMMAND, *options])],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+        cwd=home,
+    ) as serving:
+        try:
+            door = Door(serving)
+            params = {"paths": [str(notes)], "model": str(long_model), "recipe": str(home / "test.toml")}
+            door.rpc("jobs.start", id="first", params=params | {"device": "cpu", "activate_anyway": True})
+            *_, last = door.follow("first")
+            assert last["params"]["event"]["state"] == "done", last
+            said = [{"role": "user", "content": f"Where is the {CANARY}?"}]
+            for name in ("base", "default", "base:ask"):
+                assert door.chat(model=name, messages=said, max_tokens=4)[0] == 200
+            assert door.call("POST", COMPLETIONS, {"model": "default", "prompt": CANARY})[0] == 200
+        finally:
+            psutil.Process(serving.pid).children()[0].send_signal(signal.SIGINT)  # strace leaves signals to it
+            output, errors = serving.communicate(timeout=SECONDS)
+    assert CANARY not in output + errors
+    calls = trace.read_text(errors="replace").splitlines()
+    with_address = [call for call in calls if "sa_family=AF_INET" in call]
+    bound = [call for call in with_address if " bind(" in call]
+    assert len(bound) == 1 and 'inet_addr("127.0.0.1")' in bound[0]
+    assert not [call for call in with_address if " connect(" in call or " sendto(" in call or " sendmsg(" in call]
+    assert any(" accept" in call for call in with_address)  # of its apps
+    writing = [call for call in calls if re.search(r"O_WRONLY|O_RDWR|O_CREAT| creat\(| rename", call)]
+    elsewhere = [
+        call for call in writing if not re.search(rf'"({home}|/dev|/proc|[^/])', call) and " = -1 " not in call
+    ]
+    assert writing and not elsewhere
+    kept = [path for path in home.rglob("*") if path.is_file()]
     assert kept and not [path for path in kept if CANARY.encode() in path.read_bytes()]
 
 

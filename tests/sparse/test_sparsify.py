@@ -136,6 +136,6 @@ def test_measuring_impossible_numbers_of_rows_is_refused(num_rows, num_active):
 def test_measuring_needs_our_kernels():
     with (
         sparsify(make_llama()) as sparsified,
-        pytest.raises(MachineError, match="Measuring needs an NVIDIA GPU and Triton; the model is on cpu"),
+        pytest.raises(MachineError, match="Measuring needs an NVIDIA GPU and working Triton; the model is on cpu"),
     ):
         sparsified.measure(8, 4)

@@ -25,7 +25,7 @@ def damage(path: Path, draw: random.Random) -> str:
         return _replace(path, draw)
     content = path.read_bytes()
     if draw.random() < 0.2:
-        path.write_bytes(_damage_bytes(content, draw))
+        path.write_bytes(damage_bytes(content, draw))
         return "other bytes"
     if path.suffix == ".json":
         values = json.loads(content)
@@ -39,7 +39,7 @@ def damage(path: Path, draw: random.Random) -> str:
     if path.suffix == ".safetensors":
         path.write_bytes(_damage_tensors(content, draw))
         return "other tensors"
-    path.write_bytes(_damage_bytes(content, draw))
+    path.write_bytes(damage_bytes(content, draw))
     return "other bytes"
 
 
@@ -57,7 +57,7 @@ def _replace(path: Path, draw: random.Random) -> str:
     return name
 
 
-def _damage_bytes(content: bytes, draw: random.Random) -> bytes:
+def damage_bytes(content: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.3:
         return draw.choice(TEXTS)
     if draw.random() < 0.3:

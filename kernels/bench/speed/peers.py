@@ -1,7 +1,7 @@
 """Times a training step of this project beside other trainers, all but two of them padding-free, on one GPU.
 
     python kernels/bench/speed/peers.py [--record [FILE]]                 LoRA on the shape of Llama-3.2-3B
-    python kernels/bench/speed/peers.py --shape qwen3-0.6b                or smollm2-135m
+    python kernels/bench/speed/peers.py --shape qwen3-0.6b                or gemma-3-1b, smollm2-135m
     python kernels/bench/speed/peers.py --full                            all weights trained, in bf16
     python kernels/bench/speed/peers.py --4bit                            LoRA on a base model in 4 bits
     python kernels/bench/speed/peers.py --loss-share 0.25                 a loss on the last quarter of each text only
@@ -13,8 +13,9 @@ Times are of one optimizer step (forward, backward, update), the median of 7 aft
 process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
 
 A trainer is timed only if its loss and gradients agree with an fp32 reference (`trainers.reference`). Rows say in what
-format AdamW's moments are and how many bytes they take. `trainers.limit` defines the limit. Steps on a few texts
-without a graph are bound by launches, and so by the host's CPU.
+format AdamW's moments are and how many bytes they take, and what the GPU was like (`trainers.conditions`).
+`trainers.limit` defines the limit. Steps on a few texts without a graph are bound by launches, and so by the host's
+CPU.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         evidence.show(row)
     about = {"shape": job.shape, "trained": "all" if job.full else "LoRA", "loss_share": job.loss_share}
     about |= {"base": "NF4" if job.four_bit else "bf16"}
-    evidence.record(record_name(job), SOURCES, [about | row for row in rows], options.record)
+    evidence.record(record_name(job, options.arms), SOURCES, [about | row for row in rows], options.record)
 
 
 def parse(arguments: list[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -149,9 +150,10 @@ def compare(rows: list[dict], job: Job, ceilings: Ceilings | None) -> None:
             row["to_limit"] = row["step_ms"] / row["limit_ms"]
 
 
-def record_name(job: Job) -> str:
+def record_name(job: Job, arms: str | None) -> str:
+    """The name of a result; some arms do not replace a table of all."""
     shape = [] if job.shape == SHAPES[0] else [job.shape]
-    kinds = {"full": job.full, "4bit": job.four_bit, "loss-share": job.loss_share < 1}
+    kinds = {"full": job.full, "4bit": job.four_bit, "loss-share": job.loss_share < 1, "some": arms is not None}
     return "-".join(["peers", *shape, *(kind for kind, is_asked in kinds.items() if is_asked)])
 
 

@@ -1,6 +1,8 @@
 """Times `sebp-edge serve` with "tiny" on the CPU: start, plan, first event and step, answers, cancel, pause; memory.
 
     python kernels/bench/speed/serve.py [--runs 5] [--record [FILE]]
+    python kernels/bench/speed/serve.py --switching tiny|FOLDER|FILE [--runs 40] [--record [FILE]]
+    python kernels/bench/speed/serve.py --switching --shape llama-3.2-3b [--runs 40] [--record [FILE]]
 
 An app starts the server and speaks with it as apps do. The texts are the example notes. "cold" has no worker before,
 "warm" has one that has answered. Times of a busy machine are too long: the table has the fastest run beside the median.
@@ -9,9 +11,14 @@ The protocol's share is processor time: the supervisor's, and the worker's for w
 worker's from the first event to a step. A job is cancelled at the first event of each phase, and at a random moment;
 of many texts in the phases before the training, since a warm worker is through with few before it tells them. Saving
 takes no time that could be told.
+
+`--switching` measures apps that speak HTTP, on a GPU if there is one: what an answer takes longer if the request before
+it was for another adapter of the same shape, or for the base model, and the first token beside that over standard
+input, from the same worker. A shape is a known model's with random bf16 weights and the bundled model's tokenizer.
 """
 
 import asyncio
+import http.client
 import json
 import random
 import sys
@@ -22,12 +29,16 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+import torch
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from models import known_config
 from sebp_edge.events import finite
 from sebp_edge.serve.client import Client
+from sebp_edge.serve.http.door import open_endpoint
+from speed.end_to_end import ensure_model_folder
 
 NOTES = Path(__file__).parents[3] / "examples" / "notes"
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/engine/training", __file__)
@@ -41,25 +52,115 @@ OF_MANY, OF_FEW, OF_EXPORT = (
 )
 # How many texts are many, and how many an export is measured on, which takes seconds.
 MANY, EXPORTED = 10_000, 60
+# How many texts are learnt to have an adapter.
+LEARNT = 12
 # The protocol's share is measured up to this step.
 LAST_STEP = 20
 
 
 def main() -> None:
     parser = evidence.parser(__doc__)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--switching", nargs="?", const="tiny", metavar="MODEL")
+    parser.add_argument("--shape", metavar="NAME", help="with --switching")
+    default = Path(tempfile.gettempdir()) / "sebp-edge-serve"
+    parser.add_argument(
+        "--work", type=Path, default=default, metavar="FOLDER", help=f"of a shape; by default {default}"
+    )
     options = parser.parse_args()
+    if options.switching is not None:
+        model = options.switching
+        if options.shape:
+            model = str(ensure_model_folder(options.work / options.shape, known_config(options.shape)))
+        with tempfile.TemporaryDirectory() as folder:
+            found = asyncio.run(measure_switching(model, folder, options.runs or 40))
+        name = Path(model).name.removesuffix(".gguf")
+        rows = [evidence.show({"model": name} | row_of(what, values, "ms")) for what, values in found.items()]
+        evidence.record(f"switching-{name}", SOURCES, rows, options.record, on_cpu=not torch.cuda.is_available())
+        return
     found: dict[str, list[float]] = {}
-    for _ in range(options.runs):
+    for _ in range(options.runs or 5):
         with tempfile.TemporaryDirectory() as folder:
             for what, value in asyncio.run(measure(folder)).items():
                 found.setdefault(what, []).append(value)
     rows = []
     for what, values in found.items():
-        row = {"what": what, "unit": {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s")}
-        row |= {"median": median(values), "best": min(values), "worst": max(values), "runs": len(values)}
-        rows.append(evidence.show(row))
+        unit = {"memory": "MB", "share": "%"}.get(what.partition(",")[0], "s")
+        rows.append(evidence.show(row_of(what, values, unit)))
     evidence.record("serve", SOURCES, rows, options.record, on_cpu=True)
+
+
+def row_of(what: str, values: list[float], unit: str) -> dict:
+    row = {"what": what, "unit": unit}
+    return row | {"median": median(values), "best": min(values), "worst": max(values), "runs": len(values)}
+
+
+async def measure_switching(model: str, store: str, runs: int) -> dict[str, list[float]]:
+    """Returns milliseconds of each run, by what they are."""
+    found: dict[str, list[float]] = {}
+    (short := Path(store, "short.toml")).write_text("epochs = 1\n")
+    folders = [str(NOTES), store, *([model] if Path(model).exists() else [])]
+    async with await Client.start(store=store, folders=folders, low_priority=False) as client:
+        few = {"texts": make_texts()[:LEARNT], "model": model, "name": "first", "recipe": str(short)}
+        await until_end(client, "first", few | {"activate_anyway": True})
+        await client.call("adapters.export", name="first", to=(archive := f"{store}/archive"))
+        await client.call("adapters.import", file=archive, name="second")
+        await client.call("adapters.activate", name="second", version=1)
+        async with open_endpoint(client, Path(store), model) as (address, token):
+            app = App(address, token.read_text(), make_texts())
+            for name in ("first", "second", "base"):  # what is compiled and captured
+                await app.answered(name)
+            for _ in range(runs):
+                await app.answered("first")
+                same, other = await app.answered("first"), await app.answered("second")
+                await app.answered("base")
+                after_base = await app.answered("second")
+                for what, seconds in {
+                    "answer of 4 tokens": same,
+                    "another adapter than before": other - same,
+                    "the base model before": after_base - same,
+                }.items():
+                    found.setdefault(what, []).append(1000 * seconds)
+            short = {"prompt": "The boat", "model": model, "adapter": "second", "device": None}
+            for _ in range(4 * runs):
+                piped, by_http = await first_text(client, **short), await app.first_token("second", short["prompt"])
+                for what, seconds in {
+                    "first token, standard input": piped,
+                    "first token, HTTP": by_http,
+                    "first token, HTTP - standard input": by_http - piped,
+                }.items():
+                    found.setdefault(what, []).append(1000 * seconds)
+    return found
+
+
+class App:
+    """An app that speaks HTTP over one connection."""
+
+    def __init__(self, address: str, token: str, texts: list[str]):
+        host, _, self._path = address.removeprefix("http://").partition("/")
+        self._connection = http.client.HTTPConnection(host)
+        self._headers, self._texts = {"Authorization": f"Bearer {token}"}, iter(texts)
+
+    async def answered(self, model: str) -> float:
+        """Returns the seconds of a whole answer to a prompt that is new, so that nothing of it is known."""
+        return await asyncio.to_thread(self._seconds, {"model": model, "max_tokens": 4, "prompt": next(self._texts)})
+
+    async def first_token(self, model: str, prompt: str) -> float:
+        """Returns the seconds until the first token."""
+        about = {"model": model, "max_tokens": 2, "prompt": prompt, "stream": True}
+        return await asyncio.to_thread(self._seconds, about)
+
+    def _seconds(self, about: dict) -> float:
+        body = json.dumps(about | {"temperature": 0})
+        begin = time.perf_counter()
+        self._connection.request("POST", f"/{self._path}/completions", body, self._headers)
+        answer = self._connection.getresponse()
+        line = answer.readline()
+        seconds = time.perf_counter() - begin
+        if answer.status != 200 or b"error" in line:
+            raise RuntimeError(f"The answer is {answer.status}: {line.decode()}")
+        answer.read()
+        return seconds
 
 
 async def measure(store: str) -> dict[str, float]:
@@ -223,11 +324,11 @@ async def cancelled_at_start(client: Client) -> float:
     return await ended(client, "fourth", "jobs.cancel")
 
 
-async def first_text(client: Client) -> float:
+async def first_text(client: Client, **changes) -> float:
     begin, times = time.perf_counter(), []
-    params = {"prompt": "The boat", "device": "cpu", "max_new_tokens": 2, "temperature": 0}
+    params = {"prompt": "The boat", "device": "cpu", "max_new_tokens": 2, "temperature": 0} | changes
     await client.call("generate", on_text=lambda text: times.append(time.perf_counter() - begin), **params)
-    return times[0]
+    return (times or [time.perf_counter() - begin])[0]  # the first tokens of random weights may be no text
 
 
 if __name__ == "__main__":

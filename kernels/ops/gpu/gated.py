@@ -16,10 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .. import reference
 from .lora import place_of, rank_block, sum_over_rows
 from .move_rows import in_parts, load_sum, with_contiguous_rows
 
 BLOCK_M = 1024
+# A column of A. A program holds it for each of its columns, and more would not fit into 99 KB of shared memory.
+MAX_RANK_BYTES = 512
 # Tile and most programs of the kernel with an adapter: the fastest on an H100. Fewer rows in a share would save less
 # time than the sum of the shares takes.
 LORA_TILES, MAX_PROGRAMS, MIN_SHARE = {"BLOCK_N": 32, "BLOCK_M": 32, "num_warps": 4, "num_stages": 2}, 1024, 128
@@ -243,7 +246,9 @@ def gated_backward(dout_NM: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: 
 def gated_lora_backward(
     dout_NM: Tensor, up_NR: Tensor, lora_A: Tensor, gate_NM: Tensor, up_NM: Tensor, activation: str
 ) -> tuple[Tensor, Tensor]:
-    """dA comes in fp32."""
+    """dA comes in fp32, unless plain PyTorch computes it, as for high ranks."""
+    if len(lora_A) * lora_A.element_size() > MAX_RANK_BYTES:
+        return reference.gated_lora_backward(dout_NM, up_NR, lora_A, gate_NM, up_NM, activation)
     # Of no outputs the kernel reads nothing that dB takes.
     dout_NM, up, no_outputs = with_contiguous_rows(dout_NM), with_contiguous_rows(up_NR), up_NR[:, :0]
     return joined_gated_backward(dout_NM, up, lora_A, gate_NM, up_NM, activation, no_outputs, up_NR, 1.0)[:2]

@@ -6,7 +6,7 @@
 
 The backward kernel reads dY once for both. A program has a tile of columns and a share of the rows; its parts of U and,
 if there are several shares, of dB go into workspaces that a second launch sums in a fixed order, so that two runs are
-bitwise equal. Groups of more than three projections run in plain PyTorch.
+bitwise equal. Groups of more than three projections, and high ranks, run in plain PyTorch.
 
 Shapes: N rows, A active rows, M columns of at most three projections, R rank.
 """
@@ -20,7 +20,10 @@ from .. import reference
 from .move_rows import load_sum, with_contiguous_rows
 
 MAX_PROJECTIONS = 3
-BLOCK_N, BLOCK_M = 64, 128
+# Tiles that fit into 99 KB of shared memory. Large ones of high ranks, or of fp32, would not, or spill kilobytes of
+# registers, as small ones of yet higher ranks do.
+MAX_RANK, MAX_RANK_OF_LARGE_TILES, MAX_RANK_OF_FP32 = 256, 64, 32
+TILES, SMALL_TILES = {"BLOCK_N": 64, "BLOCK_M": 128}, {"BLOCK_N": 32, "BLOCK_M": 64}
 SUM_BLOCK_N, SUM_BLOCK_E = 8, 1024
 
 
@@ -235,12 +238,13 @@ def _sum_kernel(
 def lora_up(
     down_NR: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> Tensor:
-    if len(columns) > MAX_PROJECTIONS:
+    if not _has_tiles(columns, weight_MR):
         return reference.lora_up(down_NR, weight_MR, bias_M, columns, scaling)
     num_rows, (num_columns, rank) = down_NR.shape[0], weight_MR.shape
     out_NM = down_NR.new_empty(num_rows, num_columns)
     if num_rows:
-        _lora_up_kernel[triton.cdiv(num_rows, BLOCK_N), num_tiles(columns)](
+        blocks = _blocks(weight_MR)
+        _lora_up_kernel[triton.cdiv(num_rows, blocks["BLOCK_N"]), num_tiles(columns, blocks["BLOCK_M"])](
             down_NR,
             weight_MR,
             bias_M if bias_M is not None else down_NR,
@@ -252,7 +256,7 @@ def lora_up(
             scaling,
             *ends_of(columns),
             HAS_BIAS=bias_M is not None,
-            **_blocks(rank),
+            **blocks,
         )
     return out_NM
 
@@ -260,22 +264,22 @@ def lora_up(
 def lora_up_backward(
     dout_AM: Tensor, down_AR: Tensor, weight_MR: Tensor, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """dB is in fp32, except for groups of more than three projections."""
-    if len(columns) > MAX_PROJECTIONS:
+    """dB is in fp32, unless plain PyTorch computes it."""
+    if not _has_tiles(columns, weight_MR):
         return reference.lora_up_backward(dout_AM, down_AR, weight_MR, columns, scaling)
     num_rows, (num_columns, rank) = dout_AM.shape[0], weight_MR.shape
     up_AR = torch.empty_like(down_AR)
     if num_rows == 0:
         return up_AR, weight_MR.new_zeros(weight_MR.shape, dtype=torch.float32)
     dout_AM = with_contiguous_rows(dout_AM)
-    tiles = num_tiles(columns)
+    blocks, ends = _blocks(weight_MR), ends_of(columns)
+    tiles, block = num_tiles(columns, blocks["BLOCK_M"]), blocks["BLOCK_N"]
     # About two programs per multiprocessor of a large GPU; a share is a whole number of blocks.
-    num_shares = max(1, min(triton.cdiv(num_rows, 4 * BLOCK_N), 256 // tiles))
-    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), BLOCK_N) * BLOCK_N
+    num_shares = max(1, min(triton.cdiv(num_rows, 4 * block), 256 // tiles))
+    rows_per_share = triton.cdiv(triton.cdiv(num_rows, num_shares), block) * block
     num_shares = triton.cdiv(num_rows, rows_per_share)
     parts = dout_AM.new_empty(tiles, num_rows, rank, dtype=torch.float32)
     dweights = dout_AM.new_empty(num_shares, num_columns, rank, dtype=torch.float32)
-    blocks, ends = _blocks(rank), ends_of(columns)
     _lora_up_backward_kernel[tiles, num_shares](
         dout_AM,
         down_AR,
@@ -318,7 +322,7 @@ def lora_up_backward(
     return up_AR, dweight_MR
 
 
-def num_tiles(columns: tuple[int, ...], block: int = BLOCK_M) -> int:
+def num_tiles(columns: tuple[int, ...], block: int) -> int:
     """The tiles of all projections' columns, as `tile_columns` numbers them."""
     return sum(triton.cdiv(count, block) for count in columns)
 
@@ -334,5 +338,12 @@ def rank_block(rank: int) -> int:
     return max(16, triton.next_power_of_2(rank))
 
 
-def _blocks(rank: int) -> dict[str, int]:
-    return {"BLOCK_N": BLOCK_N, "BLOCK_M": BLOCK_M, "BLOCK_R": rank_block(rank)}
+def _has_tiles(columns: tuple[int, ...], weight_MR: Tensor) -> bool:
+    max_rank = MAX_RANK if weight_MR.element_size() == 2 else MAX_RANK_OF_FP32
+    return len(columns) <= MAX_PROJECTIONS and weight_MR.shape[1] <= max_rank
+
+
+def _blocks(weight_MR: Tensor) -> dict[str, int]:
+    rank = rank_block(weight_MR.shape[1])
+    are_large = weight_MR.element_size() == 2 and rank <= MAX_RANK_OF_LARGE_TILES
+    return (TILES if are_large else SMALL_TILES) | {"BLOCK_R": rank}

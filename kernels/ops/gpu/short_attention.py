@@ -364,11 +364,11 @@ def _forward_tiles(head_size: int) -> _StepTiles:
     return _StepTiles(64, 64, 4) if head_size <= 128 else _StepTiles(64, 32, 8)
 
 
-def _backward_tiles(head_size: int, device: torch.device) -> _StepTiles:
+def _backward_tiles(head_size: int, states: Tensor) -> _StepTiles:
     """The largest that fit into registers and shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
+    is_hopper = states.is_cuda and torch.cuda.get_device_capability(states.device)[0] == 9
     if head_size == 256:
-        return _StepTiles(32, 32, 8)
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+        return _StepTiles(64, 16, 4) if is_hopper else _StepTiles(32, 32, 8)
     return _StepTiles(128, 64, 8) if is_hopper else _StepTiles(32, 64, 8)
 
 
@@ -452,7 +452,7 @@ def short_attention_backward(
     gradients = q_AHE.new_empty(num_rows, num_heads + 2 * num_kv_heads, head_size)
     if num_rows:
         group = num_heads // num_kv_heads
-        tiles = _fitted(_backward_tiles(head_size, q_AHE.device), max_len, group)
+        tiles = _fitted(_backward_tiles(head_size, q_AHE), max_len, group)
         num_parts = triton.cdiv(max_len, tiles.keys)
         _short_attention_backward_kernel[(num_parts * num_kv_heads * num_sequences,)](
             dout_AHE,

@@ -11,7 +11,7 @@ from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.machine import devices
 from sebp_edge.machine.host import WIDE
 from sebp_edge.machine.process import memory_of
-from sebp_edge.ops.backend import has_triton
+from sebp_edge.ops import backend
 
 
 def target_of(device: torch.device, context: int, width: int = 0) -> Target:
@@ -25,11 +25,22 @@ def target_of(device: torch.device, context: int, width: int = 0) -> Target:
     return Target(
         device=device.type,
         dtype=str(dtype).removeprefix("torch."),
-        has_kernels=on_gpu and has_triton(),
+        has_kernels=on_gpu and backend.has_kernels(device),
         has_bitsandbytes=has_bitsandbytes(),
         rate=devices.matmul_rate(device, dtype),
         context=context,
         host=devices.free_memory(torch.device("cpu")) if on_gpu else math.inf,
+    )
+
+
+def kernels_problem(device: torch.device) -> str | None:
+    """Returns a sentence for the user if our kernels fail on a GPU, so that none of them is used, else None."""
+    failed = backend.failed_kernels(device)
+    if not failed:
+        return None
+    return (
+        f"Kernels fail their check on this GPU ({failed}), so plain PyTorch computes, in more time and memory; update "
+        "the GPU's driver, or torch."
     )
 
 

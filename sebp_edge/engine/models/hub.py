@@ -120,12 +120,14 @@ def _contact(reference: ModelReference, download, **options):
         raise ModelError(f"{name} has no config.json, so transformers cannot load it; choose another model.") from error
     except HfHubHTTPError as error:
         raise _refusal(name, error.response.status_code) from error
+    except (AttributeError, LookupError, NameError, TypeError):
+        raise  # a mistake, and no news of the network
     except Exception as error:
         # The network's errors differ with the version of huggingface_hub (httpx, httpx2) and with xet.
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise StorageError(f"{name} could not be downloaded: {os.strerror(error.errno)}.") from error
         raise ModelOfflineError(
-            f"{name} is not on this machine and the Hub cannot be reached; check the network, "
+            f"{name} is not on this machine and the Hub cannot be reached ({type(error).__name__}); check the network, "
             "or use the bundled model 'tiny'."
         ) from error
 

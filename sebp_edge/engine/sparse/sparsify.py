@@ -156,8 +156,10 @@ class Sparsified(Patch):
         weight = next(layer.weight for layer in self.layers.values())
         if not 0 < num_active <= num_rows:
             raise OptionError(f"num_active is {num_active}; expected 1 to num_rows, which is {num_rows}.")
-        if not (weight.is_cuda and backend.has_triton()):
-            raise MachineError(f"Measuring needs an NVIDIA GPU and Triton; the model is on {weight.device.type}.")
+        if not (weight.is_cuda and backend.has_kernels(weight.device)):
+            raise MachineError(
+                f"Measuring needs an NVIDIA GPU and working Triton; the model is on {weight.device.type}."
+            )
         ids = torch.randperm(num_rows, device=weight.device)[:num_active].sort().values
         shapes = {(layer.in_features, layer.out_features) for layer in self.layers.values()}
         # Imported here because it needs Triton.

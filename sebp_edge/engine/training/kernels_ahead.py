@@ -39,7 +39,7 @@ def compiling_ahead(config, recipe: Recipe, device: torch.device, typical_charac
     Attention has other kernels for short texts, so this depends on the characters of a typical one. The threads log
     their errors: the launch that needs the kernel raises them again.
     """
-    if recipe.method != "lora" or not backend.has_triton():
+    if recipe.method != "lora" or not backend.has_kernels(device):
         yield
         return
     are_short = typical_characters <= 4 * MAX_SHORT_LENGTH  # about 4 characters are a token
@@ -124,7 +124,7 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     angle, (gate, up), low = new(ROWS, head_size), new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
     yield from (partial(attend, length, (angle, angle), backward=True) for length in SHORT if texts_are_short)
-    yield from (partial(finish_joined, number) for number in (1, 2, 3))
+    yield from (partial(finish_joined, number) for number in (1, 2, 3) if JoinedWeight.can_hold((norm,) * number, rank))
     yield lambda: repeatedly([TensorCopy(new(ROWS, rank, dtype=torch.float32), low)])()
     yield add_loras_backward
     yield from (partial(attend, length, (angle, angle)) for length in (TRIAL, *PROBES))

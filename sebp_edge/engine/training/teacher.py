@@ -18,8 +18,7 @@ from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.engine.training.scoring import in_micro_batches
 from sebp_edge.errors import OptionError
 from sebp_edge.events import Sink, silent
-from sebp_edge.values.example import Example, Outline, outlines
-from sebp_edge.values.teacher_tokens import TeacherTokens
+from sebp_edge.values.example import Example, Outline, TeacherTokens, outlines
 
 # The most probable tokens that a teacher gives at each loss token.
 K = 20

@@ -71,11 +71,7 @@ BY_ENDING = {
 
 
 def read_file(path: Path, vault: Vault | None = None) -> Iterator[Part]:
-    """Yields the contents of one file, chats if it is an export of some, else as `formats.read_file` does.
-
-    Raises:
-        Unreadable: nothing in the file can be used.
-    """
+    """Yields the contents of one file, chats if it is an export of some, else as `formats.read_file` does."""
     ending = path.suffix.lower()
     try:
         kind = ".json" if ending in _PROSE and _is_json(path) else ending

@@ -52,11 +52,7 @@ def is_archive(path: Path) -> bool:
 
 
 def find_members(path: Path, left_out: list[LeftOut]) -> Iterator[Member]:
-    """Yields the files of an archive, sorted by name; adds what it skips to `left_out`.
-
-    Raises:
-        Unreadable: it is damaged, or has too many files.
-    """
+    """Yields the files of an archive, sorted by name; adds what it skips to `left_out`."""
     try:
         archive = ZipFile(path)
     except (BadZipFile, OSError, ValueError, NotImplementedError) as error:

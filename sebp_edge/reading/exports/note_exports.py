@@ -35,11 +35,7 @@ _TASKS = re.compile(r"<div\b[^<>]*--en-task-group:\s*true[^<>]*>(?:\s*<div\b[^<>
 
 
 def read_evernote(file: BinaryIO) -> Iterator[str | Unreadable | NotRead]:
-    """Yields the text of each note below its title, and what was not read.
-
-    Raises:
-        Unreadable: the file is damaged.
-    """
+    """Yields the text of each note below its title, and what was not read."""
     export, fault = _Export(), None
     try:
         with xml_faults(_DAMAGED_ENEX):
@@ -130,11 +126,7 @@ _COUNTED_JEX = {
 
 
 def read_jex(file: BinaryIO) -> Iterator[str | Unreadable | NotRead]:
-    """Yields the text of each note, and what was not read. Nothing after a fault is read.
-
-    Raises:
-        Unreadable: the file is damaged at its beginning, or holds no notes.
-    """
+    """Yields the text of each note, and what was not read. Nothing after a fault is read."""
     left_out: Counter[str] = Counter()
     num_notes = 0
     try:

@@ -65,11 +65,7 @@ def is_whatsapp(text: str) -> bool:
 
 
 def read_whatsapp(text: str) -> Iterator[Chat]:
-    """Yields the chat.
-
-    Raises:
-        Unreadable: nobody wrote a message in it, or its dates contradict each other.
-    """
+    """Yields the chat."""
     text = unix_newlines(text)
     is_open = bool(_HEADER.search(text)["open"])
 
@@ -133,11 +129,7 @@ def _kind(said: str) -> tuple[str | None, str]:
 
 
 def _days(dates: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], str | None]:
-    """Returns dates, in the order of their first messages, in the form 2024-03-01; None for one that does not exist.
-
-    Raises:
-        Unreadable: some can only have the day first, and others the month.
-    """
+    """Returns dates, in the order of their first messages, in the form 2024-03-01; None for one that does not exist."""
     numbers = [(int(a), int(b), int(c)) for a, b, c in dates]
     if all(len(a) == 4 for a, _, _ in dates):
         return {date: _iso(year, month, day) for date, (year, month, day) in zip(dates, numbers, strict=True)}

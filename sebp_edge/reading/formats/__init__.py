@@ -6,7 +6,7 @@ encodings                bytes -> text
 coverage                 how many words of a file its reader has not read
 notes                    Markdown: front_matter finds what is not text, obsidian, logseq, joplin and notion read marks
 mdx                      Markdown with components
-markdown                 where a Markdown text has code and comments, by a CommonMark parser
+markdown                 where a Markdown text has code and comments
 org, rst                 Org and reStructuredText files
 html, notebook           web pages, Jupyter notebooks; `layout` lays out the text of pages
 docx                     Word files: docx_text their text, docx_story what is open in it, docx_styles headings and lists
@@ -16,7 +16,8 @@ signs                    the signs of the fonts Symbol, Wingdings and Webdings i
 pdf                      PDF files, with a library that is an extra
 records                  .json, .jsonl, .csv and .tsv
 
-To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it.
+To add a format, add its ending to `FORMATS` with a function from a path to the contents found in it. It raises
+`Unreadable`, with the reason, for a file that is left out.
 """
 
 from collections.abc import Callable, Iterable
@@ -72,11 +73,7 @@ def read_file(path: Path, vault: Vault | None = None) -> Iterable[Read]:
 
 
 def size_of(path: Path) -> int:
-    """Returns the size of a file, in bytes.
-
-    Raises:
-        Unreadable: it is empty, or no regular file.
-    """
+    """Returns the size of a file, in bytes."""
     if not path.is_file():
         raise Unreadable("not a regular file")
     size = path.stat().st_size

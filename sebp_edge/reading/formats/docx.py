@@ -16,11 +16,7 @@ _OLE = b"\xd0\xcf\x11\xe0"
 
 
 def read_docx(path: Path) -> Iterator[str | NotRead]:
-    """Yields the text of a Word file, and what of it was not read.
-
-    Raises:
-        Unreadable: it is damaged, encrypted or too large.
-    """
+    """Yields the text of a Word file, and what of it was not read."""
     with path.open("rb") as file:
         if file.read(4) == _OLE:
             raise Unreadable("encrypted, or in Word's old format; save it as .docx without a password to use it")

@@ -1,4 +1,4 @@
-"""Decodes the bytes of a text file: UTF-8 and UTF-16 by their rules, others by detection."""
+"""Decodes the bytes of a text file: UTF-8 and UTF-16 by their rules, others as browsers detect them."""
 
 import codecs
 import re
@@ -6,28 +6,15 @@ import unicodedata
 from contextlib import suppress
 from pathlib import Path
 
-import charset_normalizer
+from turbohtml.detect import Detection, detect
 
 from sebp_edge.values.documents import Unreadable
 
-# The encodings of texts before Unicode; of two that fit equally well, the earlier one is taken.
-LEGACY = (
-    *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030"),
-    *("big5", "cp949", "mac_roman"),
-)
-# Number of bytes of lines beyond ASCII that are enough to detect an encoding.
-SAMPLE = 200_000
-
 # Control characters that no text has; DOS ended texts with the one left out.
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x19\x1c-\x1f]")
-_NAMED_ENCODING = re.compile(
-    rb"<(?:meta[^>]{0,200}?charset|\?xml[^>]{0,100}?encoding)\s{0,9}=\s{0,9}[\"']?([\w-]{1,40})", re.IGNORECASE
-)
-# What browsers take instead of the encodings that pages name.
-_IN_BROWSERS = {
-    **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
-    **{"gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs"},
-}
+_NO_UTF8 = Detection(excluded=frozenset({"UTF-8"}))
+# In bytes: where pages name their encoding.
+_BEGINNING = 1024
 _MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # Of so many bytes or characters of a page, one may be damaged.
 _RARE = 1000
@@ -36,11 +23,7 @@ _IN_NO_TEXT = frozenset({"Cc", "Co", "Cn"})
 
 
 def decode(path: Path) -> str:
-    """Returns the text of a file, which is in UTF-8, in UTF-16, or in a detected encoding.
-
-    Raises:
-        Unreadable: it is binary, empty, or in no known encoding.
-    """
+    """Returns the text of a file, which is in UTF-8, in UTF-16, or in a detected encoding."""
     return decode_bytes(path.read_bytes())
 
 
@@ -56,9 +39,6 @@ def decode_html(path: Path) -> str:
     """Returns the text of a web page, in UTF-8 or the encoding that it names; if it is in neither, as `decode` does.
 
     Null characters and single damaged characters are no errors, as in browsers.
-
-    Raises:
-        Unreadable: see `decode`.
     """
     data = path.read_bytes()
     if data.startswith(_MARKS):
@@ -67,26 +47,13 @@ def decode_html(path: Path) -> str:
         data = data.replace(b"\0", b"")
     # Pages that were saved in UTF-8 often name another encoding.
     if b"\0" not in data and (data.isascii() or not _is_utf8(data)):
-        named = _NAMED_ENCODING.search(data[:4096])
-        if named and (encoding := _known_encoding(named[1].decode())):
-            text = data.decode(encoding, errors="replace")
-            if encoding != "utf-8" and text.count("\ufffd") * _RARE <= len(text):
-                return _not_empty(text)
         if _is_damaged_utf8(data):
             return _not_empty(data.decode("utf-8", errors="replace"))
+        named = detect(data, _NO_UTF8)
+        text = data.decode(named.codec, errors="replace") if named.codec and named.confidence else ""
+        if text and text.count("\ufffd") * _RARE <= len(text):
+            return _not_empty(text)
     return decode_bytes(data)
-
-
-def _known_encoding(name: str) -> str | None:
-    """Returns the encoding that a page names, as browsers read it; None if it is none, or is not ASCII below 128."""
-    ascii_bytes = bytes(range(32, 127))
-    try:
-        encoding = codecs.lookup(name).name
-        if ascii_bytes.decode(encoding) != ascii_bytes.decode("ascii"):
-            return None
-    except (UnicodeError, LookupError):
-        return None
-    return _IN_BROWSERS.get(encoding, encoding)
 
 
 def decode_bytes(data: bytes) -> str:
@@ -99,11 +66,10 @@ def decode_bytes(data: bytes) -> str:
     try:
         text = data.decode(utf16 or "utf-8")
     except UnicodeDecodeError as error:
-        legacy = None if utf16 or _is_damaged_utf8(data) else _detect(data)
-        if legacy is None:
+        text = None if utf16 or _is_damaged_utf8(data) else _decode_legacy(data)
+        if text is None:
             encoding = "UTF-16" if utf16 else "UTF-8"
             raise Unreadable(f"not {encoding} (byte {error.start}); save it as UTF-8 to use it") from error
-        text = data.decode(legacy)
     return _not_empty(text.removeprefix("\ufeff"))
 
 
@@ -131,10 +97,8 @@ def _not_empty(text: str) -> str:
 
 
 def _is_utf8(data: bytes) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for begin in range(0, len(data), SAMPLE):
-            decoder.decode(data[begin : begin + SAMPLE], final=begin + SAMPLE >= len(data))
+        data.decode()
     except UnicodeDecodeError:
         return False
     return True
@@ -147,36 +111,13 @@ def _is_damaged_utf8(data: bytes) -> bool:
     return text.startswith("\ufeff") or len(text) - len(text.encode("ascii", errors="ignore")) > 2 * errors
 
 
-def _detect(data: bytes) -> str | None:
-    """Returns the encoding that fits a sample best, and in which everything can be decoded; None if there is none."""
+def _decode_legacy(data: bytes) -> str | None:
+    """Returns the text in the encoding before Unicode that fits it best; None if none does."""
     if _CONTROL.search(data):
         return None
-    matches = charset_normalizer.from_bytes(
-        _sample(data), cp_isolation=list(LEGACY), preemptive_behaviour=False, enable_fallback=False
-    )
-    # Encodings whose texts are alike share a match. Small differences of the scores mean nothing.
-    ranked = sorted(
-        (round(match.chaos, 2), -round(match.coherence, 1), LEGACY.index(name))
-        for match in matches
-        for name in match.could_be_from_charset
-        if name in LEGACY
-    )
-    for _, _, index in ranked:
-        try:
-            data.decode(LEGACY[index])
-        except UnicodeDecodeError:
-            continue
-        return LEGACY[index]
-    return None
-
-
-def _sample(data: bytes) -> bytes:
-    """Returns lines beyond ASCII, whole ones, since a character may be several bytes."""
-    lines, size = [], 0
-    for line in data.split(b"\n"):
-        if not line.isascii():
-            lines.append(line)
-            size += len(line)
-            if size >= SAMPLE:
-                break
-    return b"\n".join(lines)
+    # What it says of an encoding is not about itself, or not true.
+    found = detect(b" " * _BEGINNING + data, _NO_UTF8)
+    try:
+        return data.decode(found.codec) if found.codec and found.confidence else None
+    except UnicodeDecodeError:
+        return None

@@ -68,11 +68,7 @@ _SELF_CLOSED = re.compile(
 
 
 def read_html(path: Path) -> str:
-    """Returns the text of a web page; see `html_text`.
-
-    Raises:
-        Unreadable: it has no text or too many tags, or see `decode`.
-    """
+    """Returns the text of a web page; see `html_text`."""
     page = decode_html(path)
     if path.name == "index.html" and "<p>Workspace identifier: " in page[:MAX_BEGINNING]:
         raise Unreadable("the list of the pages that Notion exported")
@@ -86,9 +82,6 @@ def html_text(html: str) -> str:
 
     Paragraphs are apart, list items have a dash or their number, and the cells of a table's row have bars between them.
     Text that is preformatted keeps its spaces. Closed details are read, since a reader may open them.
-
-    Raises:
-        Unreadable: it has more than `MAX_TAGS` tags.
     """
     if html.count("<") > MAX_TAGS:
         raise Unreadable(f"more than {MAX_TAGS // 1_000_000} million tags; split it to use it")

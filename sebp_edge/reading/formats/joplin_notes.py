@@ -25,11 +25,7 @@ JOPLIN = Syntax(marks=re.compile(":/[0-9a-f]{32}"))
 
 
 def find_metadata(text: str) -> tuple[int, bool] | None:
-    """Returns where Joplin's metadata begin at the end of a text, and whether it is HTML; None if there are none.
-
-    Raises:
-        Unreadable: the file is an encrypted note, or something else than a note, such as a tag.
-    """
+    """Returns where Joplin's metadata begin at the end of a text, and whether it is HTML; None if there are none."""
     tail = max(0, len(text) - _LONGEST)
     found = _METADATA.search(text, tail) if "\ntype_: " in text[tail:] else None
     if not (found and _ID.search(found[1]) and _OWN.search(found[1])):

@@ -1,31 +1,16 @@
-"""Finds what of a Markdown text is code, mathematics or a comment, with a CommonMark parser (markdown-it-py).
+"""Finds what of a Markdown text is code, mathematics or a comment, in one pass; the rest of a text stays as it is.
 
-The parser only says where these are. Nothing is rendered, so that the rest of a text stays as it is.
+No parser of Markdown says where these stand within lines. Blocks are told by how their lines begin, so that a list or a
+quotation needs no nesting.
 """
 
-import functools
 import re
-import time
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from html import unescape
 from html.entities import html5
-from itertools import accumulate
 from typing import NamedTuple
 
-from markdown_it import MarkdownIt, rules_block, rules_inline
-from markdown_it.rules_block import StateBlock
-from markdown_it.rules_inline import StateInline
-
 from sebp_edge.reading.edits import Edit, Span, masked
-from sebp_edge.values.documents import Unreadable
-
-# Of the processor, so that a busy machine reads the same texts.
-MAX_SECONDS = 20
-# The parser keeps about 250 bytes a line, which is too much for so many lines of this length, in characters, or less.
-MAX_SHORT_LINES, SHORT = 100_000, 6
-# Lists and quotes within each other; what is deeper is taken for prose.
-_MAX_NESTING = 100
 
 
 class Syntax(NamedTuple):
@@ -68,21 +53,17 @@ class Parts:
     is_cut: bool = False
 
 
-def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
-    """Finds code, mathematics and comments in a text with Unix newlines; none in one where they do not matter.
+# What may begin a comment, and code or mathematics. In indented code only entities and marks of Obsidian matter.
+_MAY_HIDE = re.compile(r"%%|<!--|\]:\s*(?:#|<>)")
+_CODE = re.compile(r"[`$]|~~~|^(?: {4}| {0,3}\t).*(?:\[\[| \^|&)", re.MULTILINE)
+_ENTITY = re.compile(r"(?<!\\)&(?:(#)(?:\d{1,7}|[xX][0-9a-fA-F]{1,6})|[A-Za-z][A-Za-z\d]{1,31});", re.ASCII)
 
-    Raises:
-        Unreadable: the text takes too long to parse, or has too many short lines.
-    """
+
+def find_parts(text: str, syntax: Syntax = COMMON) -> Parts:
+    """Finds code, mathematics and comments in a text with Unix newlines; none in one where they do not matter."""
     is_marked = _ENTITY.search(text) or (syntax.marks and syntax.marks.search(text))
-    if not ((is_marked and _CODE.search(text)) or _MAY_HIDE.search(text)):
-        return Parts()
-    if (num_lines := text.count("\n")) > MAX_SHORT_LINES and len(text) < SHORT * num_lines:
-        raise Unreadable(f"more than {MAX_SHORT_LINES:,} very short lines; split it to use it")
-    search, parser = _Search(text, syntax), _parser(syntax)
-    parser.block.parse(text, parser, {"search": search}, _LastToken())
-    search.parts.code.sort()
-    return search.parts
+    may_hide = _MAY_HIDE.search(text)
+    return _Search(text, syntax).parts if may_hide or (is_marked and _CODE.search(text)) else Parts()
 
 
 def entities(text: str, code: list[Span]) -> list[Edit]:
@@ -91,352 +72,158 @@ def entities(text: str, code: list[Span]) -> list[Edit]:
     return [(mark.start(), mark.end(), unescape(mark[0]).replace("\xa0", " ")) for mark in found]
 
 
-# ---------------------------------------------------------------------------------------------- the parser
-
+# What lines of lists and quotations begin with.
+_CONTAINERS = re.compile(r"[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t>]++)*+")
+_MARK = re.compile(
+    rf"""
+      ^{_CONTAINERS.pattern}(?P<fence>`{{3,}}+(?=[^`\n]*$)|~{{3,}}+)[ \t]*(?P<language>[\w-]*)[^\n]*(?:\n|\Z)
+    | ^[ ]{{0,3}}(?P<definition>
+        \[[^\[\]\n]{{1,200}}\]:[ \t]*(?:\#|<>)[ \t]*(?:\n[ \t]*)?     # a link to nowhere, whose title is a comment
+        (?:\((?:[^()\\\n]|\\.|\n(?!\s)){{0,2000}}+\)|"(?:[^"\\\n]|\\.|\n(?!\s)){{0,2000}}+"
+        |'(?:[^'\\\n]|\\.|\n(?!\s)){{0,2000}}+')[ \t]*$
+        | \[//\]:[ \t]*(?:\#|<>)[^\n]*)
+    | ^(?P<indented>(?P<indent>[ ]{{4}}|[ ]{{0,3}}\t)[^\n]*(?:\n|\Z))
+    | \\[^\n]
+    | (?P<ticks>`+)
+    | (?P<comment><!--|%%)
+    | (?P<maths>\$)
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+# A line that is not indented, and so begins or ends a list.
+_OUTER_LINE = re.compile(r"^(?:(?P<item>[ ]{0,3}(?:[-*+]|\d{1,9}[.)])[ \t])|\S)", re.MULTILINE)
 _CLOSED_BY = {
     # An exclamation mark is one of the ends only if it is none of the beginning.
     "<!--": re.compile(r"-->|(?<!<!)--!>"),
     "%%": re.compile("%%"),
-    "$$": re.compile(r"\$\$"),
 }
-# What may begin a comment, and code or mathematics. In indented code only entities and marks of Obsidian matter.
-_MAY_HIDE = re.compile(r"%%|<!--|\]:\s*(?:#|<>)")
-_CODE = re.compile(r"[`$]|~~~|^(?: {4}| {0,3}\t).*(?:\[\[| \^|&)", re.MULTILINE)
-_ENTITY = re.compile(r"(?<!\\)&(?:(#)(?:\d{1,7}|[xX][0-9a-fA-F]{1,6})|[A-Za-z][A-Za-z\d]{1,31});", re.ASCII)
+# Mathematics hide no comment, and go over no blank line.
+_MATHS = re.compile(
+    r"\$\$(?:(?!\$\$|%%|<!--|\n[ \t>]*\n)(?s:.))+\$\$|\$(?![\s$])(?:\\.|(?!%%|<!--)[^$\\\n])+(?<!\s)\$(?!\d)"
+)
+# What ends a paragraph, and so the code in it.
+_PARAGRAPH_END = re.compile(
+    r"\n(?=[ \t>]*+(?:\n|\Z|(?:[-*+]|\d{1,9}[.)])[ \t]|\#{1,6}[ \t]|`{3}[^`\n]*$|~{3}|\|))", re.MULTILINE
+)
+_MOST_TICKS = 64
 # What ends an address such as "https://a.org/50%%20off", and its length in characters.
 _ENDS_ADDRESS, _LONGEST_ADDRESS = " \t\n<>()[]{}\"'`|", 2_000
 # "5 %%" may be a slip of the pen.
 _AMOUNT = re.compile(r"\d ?\Z")
-# Mathematics hide no comment.
-_MATHS = re.compile(r"\$\$(?:(?!\$\$|%%|<!--)(?s:.))+\$\$|\$(?![\s$])(?:\\.|(?!%%|<!--)[^$\\\n])+(?<!\s)\$(?!\d)")
-_NO_MATHS = re.compile(r"\n[ \t>]*\n|%%|<!--")
-# A definition of a link to nowhere, whose title is a comment.
-_NOWHERE = re.compile(r"\[//\]:[ \t]*(?:#|<>)")
-
-
-class _LastToken(list):
-    """The parser's tokens, of which only the last one is looked at: a large text has millions."""
-
-    def append(self, token) -> None:
-        self[:] = [token]
 
 
 class _Search:
-    """A search for the parts of one text."""
+    """A search for the parts of one text, in a time that is linear in its length."""
 
     def __init__(self, text: str, syntax: Syntax):
-        self.text = text
-        self.syntax = syntax
         self.parts = Parts()
-        self.hidden_until = 0
-        self._until = time.thread_time() + MAX_SECONDS
-        self._begins = [0, *(match.end() for match in re.finditer("\n", text))]
-        self.last_line = self.line_of(len(text.rstrip()))
-        # From which position on nothing closes a mark, and from which length on nothing closes a fence.
+        self._text, self._syntax = text, syntax
+        # From which position on nothing closes a mark, and from which length on nothing closes a fence or code.
         self._never_closed: dict[str, int] = {}
-        self.fence_never_closed: dict[str, int] = {}
-        self._pieces: list[tuple[int, int]] = []
+        self._fence_never_closed: dict[str, int] = {}
+        self._ticks_never_closed: set[int] = set()
+        self._paragraph_end = -1
+        # Up to where newlines were looked for, and up to where this line has nothing to show.
+        self._seen = self._clear = 0
+        self._is_in_list, self._lines_seen, self._indented_end = False, 0, 0
+        at = 0
+        while found := _MARK.search(text, at):
+            at = self._end_of(found)
 
-    def check_time(self) -> None:
-        if time.thread_time() > self._until:
-            raise Unreadable(f"its Markdown takes longer than {MAX_SECONDS} seconds to read; split it to use it")
+    def _end_of(self, found: re.Match) -> int:
+        """Returns where what begins with a mark ends, after noting it; that of the mark alone if nothing does."""
+        begin = found.start()
+        if found["fence"]:
+            return self._fence(found)
+        if found["definition"]:
+            return self._hide(found.start("definition"), found.end())
+        if found["ticks"]:
+            return self._inline_code(begin, found.end(), len(found["ticks"]))
+        if found["comment"] in self._syntax.comments:
+            return self._comment(begin, found["comment"])
+        if found["maths"] and self._syntax.has_maths and (maths := _MATHS.match(self._text, begin)):
+            self.parts.code.append(maths.span())
+            return maths.end()
+        return self._indented_code(found) if found["indented"] else found.end()
 
-    def line_of(self, position: int) -> int:
-        return bisect_right(self._begins, position) - 1
-
-    # ---- comments and mathematics
-
-    def comment_at(self, text: str, position: int) -> str:
-        """Returns the mark of a comment that stands at a position, or ""."""
-        if not text.startswith(self.syntax.comments, position):
-            return ""
-        return next(mark for mark in self.syntax.comments if text.startswith(mark, position))
-
-    def end_of(self, mark: str, position: int) -> int | None:
-        """Returns where what a mark begins ends; None if nothing closes it."""
-        if position >= self._never_closed.get(mark, len(self.text)):
-            return None
-        closed = _CLOSED_BY[mark].search(self.text, position + 2)
-        if not closed:
-            self._never_closed[mark] = position
-            return None
+    def _fence(self, found: re.Match) -> int:
+        """Notes fenced code; what is never closed is none."""
+        mark, length, begin = found["fence"][0], len(found["fence"]), found.start()
+        if length >= self._fence_never_closed.get(mark, length + 1):
+            return found.end("fence")
+        # Indented further, it is a line of the code.
+        most = found.start("fence") - begin + 3
+        close = re.compile(rf"^[ \t>]{{0,{most}}}{mark}{{{length},}}[ \t]*(?:\n|\Z)", re.MULTILINE)
+        if not (closed := close.search(self._text, found.end())):
+            self._fence_never_closed[mark] = length
+            return found.end("fence")
+        self.parts.fenced.append(((begin, closed.end()), found["language"].lower()))
+        self.parts.code.append((begin, closed.end()))
         return closed.end()
 
-    def hide(self, begin: int, end: int) -> None:
+    def _indented_code(self, found: re.Match) -> int:
+        """Notes a line of indented code, which it is not in a list, and not below a line of a paragraph."""
+        begin = found.start()
+        for line in _OUTER_LINE.finditer(self._text, self._lines_seen, begin):
+            self._is_in_list = bool(line["item"])
+        self._lines_seen = begin
+        before = self._text[self._text.rfind("\n", 0, max(0, begin - 1)) + 1 : begin]
+        follows = begin == self._indented_end or not before.strip()
+        if self._is_in_list or not follows or not self._syntax.has_indented_code:
+            return found.end("indent")
+        self._indented_end = found.end()
+        self.parts.code.append(found.span())
+        return found.end()
+
+    def _inline_code(self, begin: int, after: int, length: int) -> int:
+        if after > self._paragraph_end:
+            end = _PARAGRAPH_END.search(self._text, after)
+            self._paragraph_end = end.start() if end else len(self._text)
+            self._ticks_never_closed.clear()
+        if length > _MOST_TICKS or length in self._ticks_never_closed:
+            return after
+        closed = re.compile(rf"(?<!`)`{{{length}}}(?!`)").search(self._text, after, self._paragraph_end)
+        if not closed:
+            self._ticks_never_closed.add(length)
+            return after
+        self.parts.inline.append((begin, closed.end()))
+        self.parts.code.append((begin, closed.end()))
+        return closed.end()
+
+    def _comment(self, begin: int, mark: str) -> int:
+        begins_line, end = self._begins_line(begin), self._end_of_comment(mark, begin)
+        if begins_line:
+            # One that is never closed hides the rest, as in browsers and in Obsidian.
+            self.parts.is_cut = end is None
+            self._clear = self._hide(begin, len(self._text) if end is None else end)
+            return self._clear
+        before = self._text[max(0, begin - _LONGEST_ADDRESS) : begin]
+        if end is None or (mark == "%%" and (_is_in_address(before) or self._is_amount(before, begin, end))):
+            return begin + len(mark)
+        return self._hide(begin, end)
+
+    def _is_amount(self, before: str, begin: int, end: int) -> bool:
+        return bool(_AMOUNT.search(before)) and bool(_PARAGRAPH_END.search(self._text, begin, end))
+
+    def _begins_line(self, position: int) -> bool:
+        """Whether nothing stands before a position of a line but marks of lists and quotations, and comments."""
+        line = self._text.rfind("\n", self._seen, position) + 1
+        self._seen, self._clear = position, max(self._clear, line)
+        self._clear = max(self._clear, _CONTAINERS.match(self._text, self._clear, position).end())
+        return self._clear == position
+
+    def _end_of_comment(self, mark: str, position: int) -> int | None:
+        if position >= self._never_closed.get(mark, len(self._text)):
+            return None
+        if closed := _CLOSED_BY[mark].search(self._text, position + 2):
+            return closed.end()
+        self._never_closed[mark] = position
+        return None
+
+    def _hide(self, begin: int, end: int) -> int:
         self.parts.comments.append((begin, end))
-        self.hidden_until = max(self.hidden_until, end)
-
-    # ---- lines and their content
-
-    def place(self, pieces: list[Span]) -> str:
-        """Sets the content that is parsed next, from the text's pieces in it, a line each; returns it."""
-        sizes = accumulate((end - begin + 1 for begin, end in pieces), initial=0)
-        self._pieces = [(at, begin) for at, (begin, _) in zip(sizes, pieces, strict=False)]
-        return "\n".join(self.text[begin:end] for begin, end in pieces)
-
-    def in_text(self, position: int) -> int:
-        """Returns where a position of the content is in the text."""
-        at, begin = self._pieces[bisect_right(self._pieces, position, key=lambda piece: piece[0]) - 1]
-        return begin + position - at
-
-    def in_content(self, position: int) -> int:
-        """Returns where a position of the text is in the content."""
-        at, begin = self._pieces[max(0, bisect_right(self._pieces, position, key=lambda piece: piece[1]) - 1)]
-        return at + max(0, position - begin)
-
-
-@functools.cache
-def _parser(syntax: Syntax) -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING, "inline_definitions": True}).enable("table")
-    block, inline = parser.block.ruler, parser.inline.ruler
-    alternatives = {rule.name: rule.alt for rule in block.__rules__}
-    for name, rule in _BLOCK_RULES.items():
-        block.at(name, rule, {"alt": alternatives[name]})
-    if not syntax.has_indented_code:
-        parser.disable("code")
-    if not syntax.has_html:
-        parser.disable("html_block")
-    block.before("table", "comment", _skip, {"alt": ["paragraph", "reference", "blockquote", "list"]})
-    block.before("table", "prose", _prose, {"alt": []})
-    inline.at("backticks", _inline_code)
-    inline.before("escape", "comment", _inline_comment)
-    if syntax.has_maths:
-        inline.before("escape", "maths", _inline_maths)
-    inline.enableOnly([*(["maths"] if syntax.has_maths else []), *_INLINE_RULES])
-    parser.inline.ruler2.enableOnly([])
-    parser.inline.terminator_re = _BEGINS_MARK
-    return parser
-
-
-_INLINE_RULES = ["text", "comment", "escape", "backticks", "autolink", "html_inline"]
-# What these rules and that for mathematics begin with; the parser would try them at each sign of punctuation.
-_BEGINS_MARK = re.compile(r"[%<\\`$]")
-
-
-def _search(state: StateBlock | StateInline) -> _Search:
-    return state.env["search"]
-
-
-# ---- rules for blocks
-
-
-def _skip(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Skips comments and mathematics at the beginning of a block, and the rest of those that began before."""
-    search = _search(state)
-    search.check_time()
-    begin = state.bMarks[line] + state.tShift[line]
-    if silent:
-        if state.is_code_block(line):
-            return False
-        return bool(
-            search.comment_at(state.src, begin) or _maths_end(search, begin) or _NOWHERE.match(state.src, begin)
-        )
-    position = max(begin, search.hidden_until)
-    if position == begin and state.is_code_block(line):
-        return False
-    while True:
-        position = state.skipSpaces(position)
-        if mark := search.comment_at(state.src, position):
-            end = search.end_of(mark, position)
-            if end is None:
-                # It hides the rest, as in browsers and in Obsidian.
-                end, search.parts.is_cut = len(state.src), True
-            search.hide(position, end)
-        elif end := _maths_end(search, position):
-            search.parts.code.append((position, end))
-            search.hidden_until = end
-        else:
-            break
-        position = end
-    return position > begin and _go_on(state, line, end_line, position)
-
-
-def _maths_end(search: _Search, position: int) -> int | None:
-    """Returns where a block of mathematics ends that begins at a position; None if none does."""
-    is_maths = search.syntax.has_maths and search.text.startswith("$$", position)
-    end = search.end_of("$$", position) if is_maths else None
-    return end if end and not _NO_MATHS.search(search.text, position, end) else None
-
-
-def _go_on(state: StateBlock, line: int, end_line: int, position: int) -> bool:
-    """Lets the parser go on at a position of this line or a later one, as if a line began there."""
-    last = _search(state).line_of(position)
-    if last >= end_line:
-        state.line = end_line
-        return True
-    if not state.src[position : state.eMarks[last]].strip():
-        state.line = last + 1
-        return True
-    state.bMarks[last], state.tShift[last], state.sCount[last] = position, 0, state.blkIndent
-    state.line = last
-    return last > line
-
-
-def _prose(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Finds a paragraph whose lines all begin with letters, so that no other rule applies: most of a text, at once."""
-    after = line
-    while after < state.lineMax and not state.isEmpty(after):
-        if not state.src[state.bMarks[after] + state.tShift[after]].isalpha():
-            return False
-        after += 1
-    if state.is_code_block(line):
-        return False
-    _parse_content(state, _contents(state, line, after))
-    state.line = after
-    return True
-
-
-def _with_content(name: str, state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Finds a block that has lines of text by the parser's own rule, and parses its content."""
-    if not getattr(rules_block, name)(state, line, end_line, silent):
-        return False
-    if not silent:
-        lines = _contents(state, line, state.line)
-        if name == "table":
-            for begin, end in lines:
-                for cell in re.finditer(r"(?:\\.|[^|\\])+", state.src[begin:end]):
-                    _parse_content(state, [(begin + cell.start(), begin + cell.end())])
-        else:
-            _parse_content(state, lines)
-    return True
-
-
-def _contents(state: StateBlock, line: int, after: int) -> list[Span]:
-    return [(state.bMarks[n] + state.tShift[n], state.eMarks[n]) for n in range(line, after)]
-
-
-def _parse_content(state: StateBlock, pieces: list[Span]) -> None:
-    search = _search(state)
-    content = search.place(pieces)
-    marks = ("`", *search.syntax.comments, *("$" * search.syntax.has_maths))
-    if any(mark in content for mark in marks):
-        state.md.inline.parse(content, state.md, state.env, _LastToken())
-
-
-def _fence(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Finds fenced code; what is never closed is none."""
-    begin = state.bMarks[line] + state.tShift[line]
-    if not state.src.startswith(("`", "~"), begin):
-        return False
-    search, mark = _search(state), state.src[begin]
-    length = state.skipCharsStr(begin, mark) - begin
-    may_close = length < search.fence_never_closed.get(mark, length + 1)
-    if not (may_close and rules_block.fence(state, line, end_line, silent)):
-        return False
-    if silent:
-        return True
-    token = state.tokens[-1]
-    last = state.line - 1
-    closing = state.src[state.bMarks[last] + state.tShift[last] : state.eMarks[last]].strip()
-    is_closed = last > line and closing.startswith(token.markup) and not closing.strip(mark)
-    if not is_closed and state.line > search.last_line:
-        search.fence_never_closed[mark] = len(token.markup)
-        state.tokens.pop()
-        state.line = line
-        return False
-    language = re.match(r"[\w-]*", token.info.strip())[0].lower()
-    search.parts.fenced.append((_lines(state, line), language))
-    search.parts.code.append(_lines(state, line))
-    return True
-
-
-def _indented_code(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    found = rules_block.code(state, line, end_line, silent)
-    if found and not silent:
-        _search(state).parts.code.append(_lines(state, line))
-    return found
-
-
-def _lines(state: StateBlock, line: int) -> Span:
-    """Returns the span of the whole lines from this one to the parser's."""
-    search = _search(state)
-    begin = max(search.text.rfind("\n", 0, state.bMarks[line]) + 1, search.hidden_until)
-    return begin, min(state.eMarks[state.line - 1] + 1, len(search.text))
-
-
-def _html_block(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Finds the comments in a block of HTML."""
-    if not rules_block.html_block(state, line, end_line, silent):
-        return False
-    search = _search(state)
-    position, end = state.bMarks[line] + state.tShift[line], state.eMarks[state.line - 1]
-    if not silent and not re.compile(r"<(?:script|style|textarea)\b", re.IGNORECASE).match(state.src, position):
-        for mark in re.compile("|".join(search.syntax.comments)).finditer(state.src, position, end):
-            if mark.start() >= search.hidden_until and (closed := search.end_of(mark[0], mark.start())):
-                search.hide(mark.start(), closed)
-    return True
-
-
-def _definition(state: StateBlock, line: int, end_line: int, silent: bool) -> bool:
-    """Finds comments that are definitions of links to nowhere."""
-    found = rules_block.reference(state, line, end_line, silent)
-    begin = state.bMarks[line] + state.tShift[line]
-    if found and not silent:
-        meta = state.tokens[-1].meta
-        if meta["title"] and meta["url"] in ("", "#"):
-            _search(state).hide(begin, state.eMarks[state.line - 1])
-    elif not silent and not state.is_code_block(line) and _NOWHERE.match(state.src, begin):
-        _search(state).hide(begin, state.eMarks[line])
-        state.line = line + 1
-        return True
-    return found
-
-
-_BLOCK_RULES = {
-    **{name: functools.partial(_with_content, name) for name in ("table", "heading", "lheading", "paragraph")},
-    "fence": _fence,
-    "html_block": _html_block,
-    "reference": _definition,
-    "code": _indented_code,
-}
-
-
-# ---- rules for what is within lines
-
-
-def _inline_code(state: StateInline, silent: bool) -> bool:
-    begin = state.pos
-    state.tokens.clear()
-    found = rules_inline.backtick(state, silent)
-    if state.tokens and state.tokens[-1].type == "code_inline":
-        search = _search(state)
-        span = search.in_text(begin), search.in_text(state.pos - 1) + 1
-        search.parts.inline.append(span)
-        search.parts.code.append(span)
-    return found
-
-
-def _inline_comment(state: StateInline, silent: bool) -> bool:
-    search = _search(state)
-    search.check_time()
-    mark = search.comment_at(state.src, state.pos)
-    if not mark:
-        return False
-    begin, after = search.in_text(state.pos), state.pos + len(mark)
-    before = state.src[max(0, state.pos - _LONGEST_ADDRESS) : state.pos]
-    end = None
-    # A comment that began in another cell of a table ends here.
-    if begin >= search.hidden_until and not (mark == "%%" and _is_in_address(before)):
-        end = search.end_of(mark, begin)
-    if end and mark == "%%" and search.in_content(end) > state.posMax and _AMOUNT.search(before):
-        end = None
-    if end is None:
-        state.pos = after
-    else:
-        search.hide(begin, end)
-        state.pos = max(after, min(search.in_content(end), state.posMax))
-    return True
+        return end
 
 
 def _is_in_address(before: str) -> bool:
     return "://" in before[max(map(before.rfind, _ENDS_ADDRESS)) + 1 :]
-
-
-def _inline_maths(state: StateInline, silent: bool) -> bool:
-    found = _MATHS.match(state.src, state.pos)
-    if not found:
-        return False
-    search = _search(state)
-    search.parts.code.append((search.in_text(state.pos), search.in_text(found.end() - 1) + 1))
-    state.pos = found.end()
-    return True

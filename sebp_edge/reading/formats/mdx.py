@@ -11,7 +11,7 @@ from sebp_edge.reading.formats.markdown import Syntax, entities, find_parts
 from sebp_edge.reading.formats.notes import Seen, comments_not_read
 from sebp_edge.values.documents import NotRead, unix_newlines
 
-MDX = Syntax(has_indented_code=False, has_html=False, marks=re.compile(r"[<{]|^(?:import|export) ", re.MULTILINE))
+MDX = Syntax(has_indented_code=False, marks=re.compile(r"[<{]|^(?:import|export) ", re.MULTILINE))
 _BEGIN = re.compile(
     r"""
       (?P<import>^import[ \t]+(?:(?:[\w*$][\w*$,\ \t]*)?(?:\{[^{}]*\})?\s*from\s*)?["'][^"'\n]+["'];?[ \t]*$)
@@ -32,11 +32,7 @@ _LEFT_OUT = re.compile(rb"^[ \t]*\0[ \t\0]*(?:\n|\Z)|\0+", re.MULTILINE)
 
 
 def read_mdx(path: Path) -> list[str | NotRead]:
-    """Returns the text of a file, and what of it was not read.
-
-    Raises:
-        Unreadable: see `decode` and `find_parts`.
-    """
+    """Returns the text of a file, and what of it was not read."""
     text = unix_newlines(decode(path))
     front = front_matter(text)
     text = text[len(front) :]

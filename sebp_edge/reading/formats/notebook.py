@@ -9,11 +9,7 @@ from sebp_edge.values.documents import NotRead, Unreadable, unix_newlines
 
 
 def read_notebook(path: Path) -> list[str | NotRead]:
-    """Returns the text of a notebook, and what was not read.
-
-    Raises:
-        Unreadable: it is damaged, or has no text; see `decode`.
-    """
+    """Returns the text of a notebook, and what was not read."""
     try:
         notebook = json.loads(decode(path))
     except (ValueError, RecursionError) as error:

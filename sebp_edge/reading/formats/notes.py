@@ -30,11 +30,7 @@ _WORD = re.compile(r"\w")
 
 
 def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead | Unreadable]:
-    """Returns the text of a Markdown file that a person sees, and what was not read.
-
-    Raises:
-        Unreadable: see `decode`; or it is a drawing, not a note, or takes too long.
-    """
+    """Returns the text of a Markdown file that a person sees, and what was not read."""
     text = unix_newlines(decode(path))
     front = front_matter(text)
     plugins = _PLUGIN.findall(front)
@@ -61,11 +57,7 @@ def read_note(path: Path, vault: Vault | None = None) -> list[str | NotRead | Un
 
 
 def joplin_note(text: str) -> list[str | NotRead]:
-    """Returns the text of a file of Joplin's RAW export, and what was not read; an empty list if it is none.
-
-    Raises:
-        Unreadable: see `find_metadata` and `visible_text`.
-    """
+    """Returns the text of a file of Joplin's RAW export, and what was not read; an empty list if it is none."""
     if (metadata := find_metadata(text)) is None:
         return []
     begin, is_html = metadata
@@ -108,9 +100,6 @@ def visible_text(text: str, app: str | None = None) -> Seen:
     Args:
         text: the text with Unix newlines and without front matter.
         app: "Obsidian", "Logseq", "Joplin" or "Notion", if it is from one of these.
-
-    Raises:
-        Unreadable: see `find_parts`.
     """
     syntax, read_marks = _APPS.get(app, (COMMON, None))
     parts = find_parts(text, syntax)

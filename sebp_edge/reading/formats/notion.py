@@ -26,11 +26,7 @@ def is_notion_page(name: str) -> bool:
 
 
 def without_properties(text: str) -> tuple[str, int]:
-    """Returns the text of a page without its properties, and how many there were.
-
-    Raises:
-        Unreadable: the page has no text, as most rows of databases.
-    """
+    """Returns the text of a page without its properties, and how many there were."""
     title = _TITLE.match(text)
     at = begin = title.end() if title else 0
     names = []

@@ -44,11 +44,7 @@ _MAX_BLANKS, _MAX_BASES = 100, 20
 
 
 def read_odt(path: Path) -> Iterator[str | NotRead]:
-    """Yields the text of an OpenDocument text, and what of it was not read.
-
-    Raises:
-        Unreadable: it is damaged, encrypted or too large.
-    """
+    """Yields the text of an OpenDocument text, and what of it was not read."""
     text = _Text()
     if path.suffix.lower() == ".fodt":
         with xml_faults(_DAMAGED), path.open("rb") as file:

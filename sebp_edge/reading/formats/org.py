@@ -26,11 +26,7 @@ _LITERAL = {"src", "example", "export"}
 
 
 def read_org(path: Path) -> list[str | NotRead]:
-    """Returns the text of an Org file: links as their text; no settings, drawers, comments or planning.
-
-    Raises:
-        Unreadable: see `decode`.
-    """
+    """Returns the text of an Org file: links as their text; no settings, drawers, comments or planning."""
     file = _OrgFile(unix_newlines(decode(path)).split("\n"))
     text = file.text()
     reasons = {"comments": file.num_comments, "drawers": file.num_drawers}

@@ -15,11 +15,7 @@ MAX_TEXT = 64_000_000
 
 
 def read_pdf(path: Path) -> str:
-    """Returns the text of a PDF file, page by page.
-
-    Raises:
-        Unreadable: it is damaged, encrypted, has no text or takes too long, or pypdf is not installed.
-    """
+    """Returns the text of a PDF file, page by page."""
     try:
         import pypdf
     except ImportError as error:

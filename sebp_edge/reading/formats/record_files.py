@@ -30,21 +30,12 @@ Read = Content | Unreadable | NotRead
 
 
 def read_json(path: Path) -> Iterable[Read]:
-    """Reads a file of JSON: a list of texts and records, or one text or record after another, in lines or not.
-
-    Raises:
-        Unreadable: it has too many records; see `decode`.
-    """
+    """Reads a file of JSON: a list of texts and records, or one text or record after another, in lines or not."""
     return read_records(_values(decode(path)))
 
 
 def read_csv(path: Path) -> Iterable[Read]:
-    """Reads a table with a record in each row; columns are separated by commas, semicolons or tabs.
-
-    Raises:
-        Unreadable: its header names no text, and no prompt with its completion; two columns have one name; it
-            has too many rows; see `decode`.
-    """
+    """Reads a table with a record in each row; columns are separated by commas, semicolons or tabs."""
     text = decode(path)
     with long_fields():
         return list(read_records(_records_of_table(text)))

@@ -16,11 +16,7 @@ _COMMENT = re.compile(
 
 
 def read_rst(path: Path) -> list[str | NotRead]:
-    """Returns the text, and what was not read.
-
-    Raises:
-        Unreadable: see `decode`.
-    """
+    """Returns the text, and what was not read."""
     text = unix_newlines(decode(path))
     comments = [comment.span() for comment in _COMMENT.finditer(text) if _may_follow(text, comment.start())]
     text, _ = edit(text, [(*span, "") for span in comments], [])

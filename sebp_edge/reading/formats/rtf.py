@@ -54,11 +54,7 @@ _ALPHABETS = {
 
 
 def read_rtf(path: Path) -> Iterator[str | NotRead]:
-    """Yields the text of a Rich Text file, and what of it was not read.
-
-    Raises:
-        Unreadable: it is damaged, nested too deeply, or takes too long.
-    """
+    """Yields the text of a Rich Text file, and what of it was not read."""
     data = path.read_bytes()
     if not data.lstrip().startswith(b"{\\rtf"):
         raise Unreadable("damaged, or not a Rich Text file")

@@ -283,7 +283,7 @@ def _layer_rows(one: RowGradients, computed: int, epsilon: float) -> LayerRows:
     histogram.add(energy_N)
     # A max_lost of 1 gives the knee itself, however much energy is below it.
     knee = histogram.epsilon(1)
-    keep_N, _ = row_rules.above_threshold(energy_N, knee, 1)
+    keep_N = row_rules.above_threshold(energy_N, knee, 1)
     below_epsilon, energy_below_epsilon = share_below(one.elements, one.num_elements, epsilon)
     return LayerRows(
         block=one.info.block,

@@ -37,18 +37,12 @@ class TopN(_Rule):
 
     Attributes:
         n: the number of rows to keep; a layer with fewer non-zero rows keeps all of them.
-        unbiased: whether to draw rows instead, each with a probability proportional to its norm, at most 1, and divide
-            its gradient by that probability: the mean over draws is the exact gradient. The probabilities sum to n, so
-            n rows are drawn.
-        seed: the seed of the draws; torch's global random state is not used.
 
     Raises:
         OptionError: n is not a whole number of 1 or more.
     """
 
     n: int
-    unbiased: bool = False
-    seed: int = 0
 
     def __post_init__(self):
         _require(_is_whole(self.n) and self.n >= 1, f"TopN got n={self.n!r}; expected a whole number, 1 or more")
@@ -66,9 +60,6 @@ class Threshold(_Rule):
         max_lost: the largest share of the sum of squared norms that any backward pass of any layer may drop; if epsilon
             would drop more, the largest of these rows are kept. 0 drops nothing, 1 sets no limit.
         calibration_passes: the number of backward passes of a layer from which epsilon is derived.
-        unbiased: whether to keep each row that would be dropped with a probability proportional to its norm, and divide
-            its gradient by that probability: the mean over draws is the exact gradient.
-        seed: the seed of the draws; torch's global random state is not used.
 
     Raises:
         OptionError: epsilon, max_lost or calibration_passes is out of range.
@@ -77,8 +68,6 @@ class Threshold(_Rule):
     epsilon: float | None = None
     max_lost: float = 1e-3
     calibration_passes: int = 8
-    unbiased: bool = False
-    seed: int = 0
 
     def __post_init__(self):
         _require(
@@ -128,7 +117,7 @@ class AppliedRule:
     """A rule at work in one sparsified model, with a state for each layer."""
 
     def __init__(self, model: nn.Module, rule: TopN | Threshold | Energy):
-        self._rule, self._draw = rule, _RowDraw(rule)
+        self._rule = rule
         self._names = {layer: name for name, layer in model.named_modules()}
         self._selectors: dict[tuple[nn.Module, ...], _LayerSelector] = {}
         logger.info("Gradients are approximations, with %s; `dropped()` reports what each layer drops.", rule)
@@ -137,7 +126,7 @@ class AppliedRule:
         """Returns the selector of these layers' rows in the backward pass; the same object each time."""
         layers = tuple(layers)
         if layers not in self._selectors:
-            choose = _LAYER_RULES[type(self._rule)](self._rule, self._draw)
+            choose = _LAYER_RULES[type(self._rule)](self._rule)
             self._selectors[layers] = _LayerSelector(tuple(self._names[layer] for layer in layers), choose)
         return self._selectors[layers]
 
@@ -184,42 +173,23 @@ class _LayerSelector:
         self._lost = self._lost + row_rules.lost_share(energy_N, times_N > 0)
 
 
-class _RowDraw:
-    """Draws rows with its own random generator on each device."""
-
-    def __init__(self, rule: TopN | Threshold | Energy):
-        self._rule = rule
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    def __call__(self, probability_N: Tensor, *, capacity: int | None = None) -> ActiveRows:
-        device = probability_N.device
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._rule.seed)
-        keep_N, weights_N = row_rules.draw(probability_N, self._generators[device])
-        return select_rows(keep_N, weights_N, capacity=capacity)
-
-
 class _LayerTopN:
     """`TopN` in one layer."""
 
     epsilon = None
 
-    def __init__(self, rule: TopN, draw: _RowDraw):
-        self._rule, self._draw = rule, draw
+    def __init__(self, rule: TopN):
+        self._n = rule.n
 
     def __call__(self, energy_N: Tensor) -> ActiveRows:
-        n = self._rule.n
-        if self._rule.unbiased:
-            # The probabilities sum to n up to rounding, and a draw keeps their sum, rounded up or down.
-            return self._draw(row_rules.water_filling(energy_N, n), capacity=n + 1)
-        return select_rows(row_rules.largest(energy_N, n), capacity=n)
+        return select_rows(row_rules.largest(energy_N, self._n), capacity=self._n)
 
 
 class _LayerThreshold:
     """`Threshold` in one layer; derives epsilon from the first passes if it is not given."""
 
-    def __init__(self, rule: Threshold, draw: _RowDraw):
-        self._rule, self._draw = rule, draw
+    def __init__(self, rule: Threshold):
+        self._rule = rule
         self.epsilon: Tensor | float | None = rule.epsilon
         self._histogram: row_rules.NormHistogram | None = None
         self._passes_left = rule.calibration_passes
@@ -228,9 +198,7 @@ class _LayerThreshold:
         if self.epsilon is None:
             self._calibrate(energy_N)
             return select_rows(energy_N != 0)
-        if self._rule.unbiased:
-            return self._draw(row_rules.threshold_probabilities(energy_N, self.epsilon, self._rule.max_lost))
-        return select_rows(row_rules.above_threshold(energy_N, self.epsilon, self._rule.max_lost)[0])
+        return select_rows(row_rules.above_threshold(energy_N, self.epsilon, self._rule.max_lost))
 
     def _calibrate(self, energy_N: Tensor) -> None:
         self._histogram = self._histogram or row_rules.NormHistogram(energy_N.device)
@@ -241,11 +209,11 @@ class _LayerThreshold:
 
 
 class _LayerEnergy:
-    """`Energy` in one layer; it never draws."""
+    """`Energy` in one layer."""
 
     epsilon = None
 
-    def __init__(self, rule: Energy, draw: _RowDraw):
+    def __init__(self, rule: Energy):
         self._rule = rule
         self._average: Tensor | None = None
 

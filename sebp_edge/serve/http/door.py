@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import secrets
 import signal
@@ -139,7 +140,7 @@ async def open_endpoint(
     token = read_token(path := store / "http-token")
     with listen(port) as listening:
         port = listening.getsockname()[1]
-        routes = OpenAi(client, model, without).routes()
+        routes = OpenAi(client, AdapterStore(store), model, without).routes()
         routes.append(Route("/rpc", answering(Rpc(client).answer), methods=["POST"]))
         app = Starlette(routes=routes, exception_handlers={HTTPException: no_such_path})
         app = Guard(app, token, {f"{name}:{port}" for name in (HOST, "localhost")}, origins)
@@ -162,6 +163,7 @@ def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) 
         folders: those that questions are answered from; the app that starts this process may change them later.
         origins: see `Guard`.
     """
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # which warns of apps that go while they are answered
     try:
         asyncio.run(_serve(port, folders, model, origins))
     except ServerError as error:

@@ -27,12 +27,8 @@ _STATUS = {"invalid_api_key": 401, "forbidden": 403, "folder_not_allowed": 403, 
 _STATUS |= {"not_allowed": 405, "too_long": 413, "internal": 500, "worker_broken": 500}
 
 
-def request_of(body: dict, model: str, folders: Sequence[str], *, is_chat: bool) -> tuple[str, dict]:
-    """Returns the method that answers a request, and its parameters.
-
-    Args:
-        model: the base model.
-        folders: those that questions are answered from.
+def request_of(body: dict, *, is_chat: bool) -> tuple[str, dict]:
+    """Returns the method that answers a request, and its parameters but for the base model and the folders.
 
     Raises:
         Refusal: it asks for what is not offered.
@@ -41,14 +37,14 @@ def request_of(body: dict, model: str, folders: Sequence[str], *, is_chat: bool)
         if body.get(name) and body[name] != neutral:
             raise Refusal("invalid_params", f"{name!r} is not offered here.")
     name, version, asks = _parse_model(body.get("model"))
-    params = {"model": model, "adapter": name, "version": version}
+    params = {"adapter": name, "version": version}
     given = (body.get(key) for key in ("max_completion_tokens", "max_tokens"))
     limit = next((each for each in given if each not in (None, -1)), None)
     if limit is not None:
         params["max_new_tokens"] = limit
     messages = _messages_of(body.get("messages")) if is_chat else [{"role": "user", "content": _prompt_of(body)}]
     if asks:
-        return "ask", params | _question_of(messages, folders)
+        return "ask", params | _question_of(messages)
     params = {"max_new_tokens": MAX_CHAT if is_chat else MAX_COMPLETION} | params
     params |= {ours: body[theirs] for theirs, ours in _OPTIONS.items() if body.get(theirs) is not None}
     stop = body.get("stop") or []
@@ -94,15 +90,13 @@ def _prompt_of(body: dict) -> str:
     return prompt
 
 
-def _question_of(messages: list[dict], folders: Sequence[str]) -> dict:
-    if not folders:
-        raise Refusal("invalid_params", "There is no folder to answer from; start the server with --folder.")
+def _question_of(messages: list[dict]) -> dict:
     *earlier, last = [each for each in messages if each["role"] != "system"] or [{"role": None}]
     if last["role"] != "user":
         raise Refusal("invalid_params", "The last message must be the user's.")
     turns = [pair for pair in pairwise(earlier) if [each["role"] for each in pair] == ["user", "assistant"]]
     before = [each["content"] for pair in turns for each in pair]
-    return {"question": last["content"], "before": before, "paths": list(folders)}
+    return {"question": last["content"], "before": before}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The protocol's own methods over HTTP, one request of JSON-RPC in each; texts and events as server-sent events."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -19,8 +18,6 @@ class Rpc:
 
     def __init__(self, client: Client):
         self._client = client
-        self._followers: dict[str, set[asyncio.Queue]] = {}
-        self._reading: dict[str, asyncio.Task] = {}
 
     async def answer(self, request: Request) -> Response:
         """Answers a request: with a stream for `jobs.subscribe`, and for a text if the app accepts that."""
@@ -72,39 +69,9 @@ class Rpc:
     async def _events(self, id: str | int, found: dict, since: int) -> AsyncIterator[dict]:
         """Yields what is known of a job, and its events after a number."""
         yield _message(id=id, result=found)
-        job, seen = found["job"]["id"], since if since <= found["job"]["last_event"] else 0
-        queue, followers = asyncio.Queue(), self._followers.setdefault(job, set())
-        followers.add(queue)
-        if job in self._reading:
-            self._reading[job].cancel()
-        # All of them for all: the client follows a job once, and who is new may lack any.
-        self._reading[job] = asyncio.create_task(self._read(job))
-        try:
-            while isinstance(event := await queue.get(), dict):
-                if event["number"] > seen:
-                    seen = event["number"]
-                    yield _message(method="job.event", params=event)
-            if event is not None:
-                raise event
-        finally:
-            followers.discard(queue)
-            if not followers:
-                self._reading.pop(job).cancel()
-                del self._followers[job]
-
-    async def _read(self, job: str) -> None:
-        end = None
-        try:
-            async with aclosing(self._client.events(job)) as events:
-                async for event in events:
-                    self._tell(job, event)
-        except ServerError as error:
-            end = error
-        self._tell(job, end)
-
-    def _tell(self, job: str, event: dict | ServerError | None) -> None:
-        for queue in self._followers[job]:
-            queue.put_nowait(event)
+        async with aclosing(self._client.events(found["job"]["id"], since)) as events:
+            async for event in events:
+                yield _message(method="job.event", params=event)
 
 
 def _message(**values) -> dict:

@@ -21,15 +21,17 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
+from transformers import PretrainedConfig
 
 from sebp_edge.engine.sparse.rows.batches import Batch
 from speed.trainers import four_bit
 from speed.trainers.arms import ARMS, Arm
+from speed.trainers.conditions import conditions
 from speed.trainers.reference import Reference, loss_and_gradients, read_references, references, save_references
 from speed.trainers.runs import IMPORTED
 from speed.trainers.steps import described, trained
 from speed.trainers.timer import medians, running, time_steps
-from speed.trainers.work import Job, fill, make_base, make_batch, save_base, with_adapters
+from speed.trainers.work import Job, fill, make_base, make_batch, save_base, shape_config, with_adapters
 
 WARM_UPS, REPEATS = 2, 7
 
@@ -68,7 +70,7 @@ def measure(arm: Arm, job: Job, repeats: int = REPEATS) -> Iterator[dict]:
             yield row | {"status": f"not run with more than {arm.max_texts} texts"}
             continue
         try:
-            row |= measure_batch(arm, model, batch, expected[count], repeats)
+            row |= measure_batch(arm, model, batch, expected[count], repeats, shape_config(job.shape))
         except torch.OutOfMemoryError:
             row |= {"status": "out of memory"}
         except Exception as error:
@@ -77,7 +79,9 @@ def measure(arm: Arm, job: Job, repeats: int = REPEATS) -> Iterator[dict]:
         yield row
 
 
-def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference, repeats: int) -> dict:
+def measure_batch(
+    arm: Arm, model: nn.Module, batch: Batch, reference: Reference, repeats: int, config: PretrainedConfig
+) -> dict:
     model.zero_grad(set_to_none=True)
     parameters = trained(model)
     # The previous batch has changed the weights.
@@ -91,6 +95,8 @@ def measure_batch(arm: Arm, model: nn.Module, batch: Batch, reference: Reference
             return row | {"status": f"wrong: {wrong}"}
         times = medians(time_steps(step, batch.input_ids.device, warm_ups=WARM_UPS, repeats=repeats))
         row |= described(step.moments()) | {"trained_bytes": sum(each.nbytes for each in parameters)}
+        if batch.input_ids.is_cuda:
+            row |= conditions(step, config, int(batch.attention_mask.sum()))
     peak = None if times.peak_bytes is None else times.peak_bytes / 2**30
     return row | {"status": "ok", "step_ms": 1e3 * times.step, "peak_gib": peak}
 

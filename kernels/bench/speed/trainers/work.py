@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sebp_edge.engine.models.catalog import bundled_config, resolve
+from models import published_sizes
 from sebp_edge.engine.sparse.rows.batches import Batch, Collator
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
@@ -30,7 +30,7 @@ RANK = 16
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CONTEXT_LENGTH = 4096
 PADDING_ID = 3
-SHAPES = ("llama-3.2-3b", "qwen3-0.6b", "smollm2-135m")
+SHAPES = ("llama-3.2-3b", "gemma-3-1b", "qwen3-0.6b", "smollm2-135m")
 TINY = "tiny"
 TINY_SIZES = {
     "vocab_size": 320,
@@ -87,7 +87,7 @@ def shape_config(shape: str) -> PretrainedConfig:
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": PADDING_ID}
     if shape == TINY:
         return LlamaConfig(**TINY_SIZES, **tokens)
-    return AutoConfig.from_pretrained(bundled_config(resolve(shape)), **tokens)
+    return AutoConfig.for_model(**published_sizes(shape) | tokens)
 
 
 def lengths(loss_share: float) -> list[int]:

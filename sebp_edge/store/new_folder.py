@@ -1,4 +1,4 @@
-"""Makes a new folder, written whole or not at all."""
+"""Makes a new folder outside the store, written whole or not at all: an export, or an adapter."""
 
 import os
 import shutil
@@ -13,20 +13,23 @@ from sebp_edge.basics.files import check_free_space, expand_user, flush, storage
 from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.store.folders import flush_all
 
-_CANNOT = "Cannot export to"
 # Temporary folders are beside the target. A lock file beside each is locked for as long as its process runs.
-_TEMPORARY, _LOCK = ".exporting-", ".lock"
+_TEMPORARY, _LOCK = ".making-", ".lock"
 
 
-def check_target(to: str | Path) -> Path:
-    """Returns the folder to make, with those around it, after checking before any work is done that it can be made."""
+def check_new(to: str | Path, cannot: str) -> Path:
+    """Returns the folder to make, with those around it, after checking before any work is done that it can be made.
+
+    Args:
+        cannot: the beginning of an error's message, such as "Cannot export to".
+    """
     if not str(to):
-        raise OptionError("The folder to export to has no name; give a new folder.")
+        raise OptionError("The new folder has no name; give one.")
     target = expand_user(to).absolute()
     around = next(folder for folder in target.parents if os.path.lexists(folder))
     if not around.is_dir():
-        raise StorageError(f"{str(around)!r} is not a folder, so nothing can be exported into it; choose another one.")
-    with storage_errors(_CANNOT, target, "; choose another location"), _folders_around(target) as made:
+        raise StorageError(f"{str(around)!r} is not a folder, so nothing can be written into it; choose another one.")
+    with storage_errors(cannot, target, "; choose another location"), _folders_around(target) as made:
         with suppress(FileNotFoundError):  # all other errors show that no folder can have this name
             target.lstat()
             raise OptionError(f"{str(target)!r} already exists; choose a new folder, so that nothing is overwritten.")
@@ -54,19 +57,19 @@ def _delete_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def check_space(target: Path, size: int) -> None:
-    """Checks that `size` bytes fit on the disk."""
-    with storage_errors(_CANNOT, target):
-        check_free_space("The export", size, next(folder for folder in target.parents if folder.exists()))
+def check_space(what: str, size: int, target: Path, cannot: str) -> None:
+    """Checks that the `size` in bytes of `what` fits on the disk."""
+    with storage_errors(cannot, target):
+        check_free_space(what, size, next(folder for folder in target.parents if folder.exists()))
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, cannot: str) -> Iterator[Path]:
     """Yields a temporary folder beside `target`, which becomes `target` at the end; deletes it on any error.
 
     Makes the folders around it too. First deletes the temporary folders of processes that were killed.
     """
-    with storage_errors(_CANNOT, target), _folders_around(target) as made:
+    with storage_errors(cannot, target), _folders_around(target) as made:
         _delete_leftovers(target.parent)
         with _locked_name(target.parent) as temporary:
             temporary.mkdir(0o700)
