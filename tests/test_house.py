@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_791
+MAX_LINES = 52_808
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,16 +63,16 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_012,
     "engine": 9,
-    "engine.memory": 1_908,
-    "engine.models": 5_025,
+    "engine.memory": 1_907,
+    "engine.models": 5_032,
     "engine.models.gguf": 1_168,
     "engine.sparse": 1_715,
-    "engine.sparse.patches": 2_671,
+    "engine.sparse.patches": 2_679,
     "engine.sparse.rows": 1_240,
     "engine.training": 4_160,
     "export": 1_852,
     "lessons": 2_256,
-    "machine": 1_104,
+    "machine": 1_107,
     "reading": 6_403,
     "research": 1_698,
     "run": 5_900,

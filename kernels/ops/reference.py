@@ -167,6 +167,7 @@ def cross_entropy_and_dlogits_(
         capped = torch.tanh(values / softcap)
         slope, values = 1 - capped.square(), capped * softcap
     log_softmax_CV = torch.log_softmax(values, dim=1)
+    del values  # of bf16 logits it is a copy
     losses_C = -log_softmax_CV.gather(1, targets_C[:, None]).squeeze(1)
     if not needs_gradient:
         return losses_C, None

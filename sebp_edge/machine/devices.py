@@ -103,6 +103,9 @@ def multiplies_bf16() -> bool:
         "host": platform.node(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }
+    # Else oneDNN keeps half a megabyte for each size of matrices in bf16, up to a thousand of them.
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, "64")
     found, cpu = read_kept("bf16", machine), torch.device("cpu")
     if not isinstance(found, bool):
         found = matmul_rate(cpu, torch.bfloat16) >= MIN_GAIN_OF_BF16 * matmul_rate(cpu, torch.float32)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from command import python
 
 from sebp_edge import Recipe
 from sebp_edge.engine.models.catalog import resolve
@@ -49,6 +50,33 @@ def test_what_a_cpu_multiplies_fast_is_measured_once_and_kept(rates, own_home):
         kept.write_text(damaged)
         assert devices.pick_dtype(CPU, 512) is torch.float32
         devices.multiplies_bf16.cache_clear()
+
+
+MULTIPLYING = """
+import re
+from pathlib import Path
+import torch
+from sebp_edge.machine import devices
+devices.multiplies_bf16()
+def megabytes():
+    devices.release_memory(torch.device("cpu"))
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1e3
+def multiply(rows):
+    for outputs, inputs in ((960, 576), (576, 576), (3072, 576), (576, 1536)):
+        weight = torch.ones(outputs, inputs, dtype=torch.bfloat16)
+        (torch.ones(rows, inputs, dtype=torch.bfloat16) @ weight.T) @ weight
+multiply(200)
+before = megabytes()
+for rows in range(201, 261):
+    multiply(rows)
+print(megabytes() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
+def test_products_of_many_sizes_in_bf16_leave_little_in_memory():
+    assert float(python(MULTIPLYING)) < 60
 
 
 def test_4_bits_on_an_unsupported_device_are_refused(two_layer_folder, monkeypatch):

@@ -133,6 +133,12 @@ def test_the_bytes_that_autograd_saves_on_the_cpu_are_predicted(family, tmp_path
     check_kept(make_family(family), FULL, tmp_path)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_the_bytes_that_autograd_saves_in_bf16_on_the_cpu_are_predicted(family, tmp_path):
+    check_kept(make_family(family).bfloat16(), LORA, tmp_path)
+
+
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 OF_NO_KNOWN_KIND = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"]},
@@ -234,8 +240,9 @@ class LiveBytes(TorchDispatchMode):
     ("checkpoints", "offload", "chunked_blocks"), [(0, False, False), (3, False, True), (4, True, True)]
 )
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_peak_of_a_micro_batch_is_predicted(checkpoints, offload, chunked_blocks, tmp_path, chunk_rows):
-    check_peak("llama", tmp_path, chunk_rows, checkpoints, offload, chunked_blocks)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_peak_of_a_micro_batch_is_predicted(checkpoints, offload, chunked_blocks, dtype, tmp_path, chunk_rows):
+    check_peak("llama", tmp_path, chunk_rows, checkpoints, offload, chunked_blocks, dtype)
 
 
 @pytest.mark.slow
@@ -248,15 +255,15 @@ def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, c
     check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks)
 
 
-def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks):
+def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks, dtype=torch.float32):
     # The micro-batch has about 500 rows.
     chunk_rows(80)
-    model = make_family(family, num_hidden_layers=5)
+    model = make_family(family, num_hidden_layers=5).to(dtype)
     shape = shape_of(model.config, tmp_path)
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
     options_used = {"checkpoints": checkpoints, "offload": offload, "chunked_blocks": chunked_blocks}
     options = MemoryOptions(**options_used)
-    setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=4, options=options)
+    setup = TrainingSetup(shape, LORA, on_gpu=False, has_kernels=False, itemsize=dtype.itemsize, options=options)
     tokens = some_tokens(12, 41)
     with Hoisted(model, **options_used) as hoisted:
         # The first pass creates gradients and host buffers.

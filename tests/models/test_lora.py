@@ -93,6 +93,18 @@ def test_a_fresh_adapter_is_on_every_linear_projection_and_changes_no_logits(bas
     assert {parameter.dtype for parameter in trainable(adapter)} == {torch.float32}
 
 
+def test_a_model_that_is_trained_does_not_change_with_its_file(two_layer_folder, tmp_path):
+    folder = shutil.copytree(two_layer_folder, tmp_path / "model")
+    base = load_base_model(resolve(folder), RECIPE, torch.device("cpu"))
+    expected = [parameter.clone() for parameter in base.model.parameters()]
+    adapter = attach(base, RECIPE, seed=0)
+    (file,) = folder.glob("*.safetensors")
+    with file.open("r+b") as stream:
+        stream.write(bytes(file.stat().st_size))
+    adapter.detach()
+    assert all(found.equal(each) for found, each in zip(base.model.parameters(), expected, strict=True))
+
+
 def test_the_process_random_state_is_unchanged(base, saved):
     before = torch.get_rng_state()
     attach(base, RECIPE, seed=0).detach()

@@ -38,7 +38,14 @@ class Adaptation(Protocol):
 
 
 def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
-    """Attaches fresh trainable weights to `base`, the same for the same seed."""
+    """Attaches fresh trainable weights to `base`, the same for the same seed.
+
+    On a CPU, weights may be mapped from files: they are copied first. A file's pages would stay in memory beside copies
+    of the weights that a training stacks, and change with the file.
+    """
+    if base.device.type == "cpu" and not (base.in_4bit or base.reference.is_gguf):
+        for tensor in (*base.model.parameters(), *base.model.buffers()):
+            tensor.data = tensor.data.clone()
     if recipe.method == "lora":
         return LoraAdapter.fresh(base, recipe, seed)
     return FullWeights.fresh(base)

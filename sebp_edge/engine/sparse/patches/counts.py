@@ -47,6 +47,11 @@ class Execution(NamedTuple):
         """Whether one operation computes attention for all sequences; otherwise it runs sequence by sequence."""
         return self.on_gpu and self.itemsize == 2
 
+    @property
+    def attention_itemsize(self) -> int:
+        """Bytes of one number in attention, which a CPU computes in fp32 (see `sequence_attention_`)."""
+        return self.itemsize if self.on_gpu else FP32
+
 
 # ------------------------------------------------------------------------------------------------------------ attention
 
@@ -54,18 +59,20 @@ class Execution(NamedTuple):
 def kept_by_attention(block: Block, head_size: int, run: Execution) -> int:
     """Bytes per token that autograd keeps in a block's attention, except the inputs of norms and projections."""
     rotated = block.queries + block.keys
-    numbers = 2 * block.queries + 2 * block.keys  # queries, keys, values and the output
+    numbers, others = 2 * block.queries + 2 * block.keys, 0  # queries, keys, values and the output
     if _runs_fused_attention(block, run):
         if block.kind.has_head_norms:
-            numbers += rotated  # before their norms and after
+            others += rotated  # before their norms and after
     else:
         # Rotation makes new tensors. Its inputs stay too, if they share the values' storage or a norm keeps them.
-        shares_storage = not run.trains_all or len(block.kind.attention_in) == 1
+        is_cast = run.attention_itemsize > run.itemsize
+        shares_storage = not is_cast and (not run.trains_all or len(block.kind.attention_in) == 1)
         if block.kind.has_rotary and (shares_storage or block.kind.has_head_norms):
-            numbers += rotated
+            others += rotated
         if not run.has_flash_attention:
-            numbers += block.queries  # the output of each sequence, and all of them concatenated
-    return run.itemsize * numbers + FP32 * (block.queries // head_size)  # and the log of each head's softmax sum
+            others += block.queries  # the output of each sequence, and all of them concatenated
+    # And the log of each head's softmax sum.
+    return run.attention_itemsize * numbers + run.itemsize * others + FP32 * (block.queries // head_size)
 
 
 def backward_of_attention(
@@ -118,8 +125,8 @@ def kept_by_norm(kind: BlockKind | None, run: Execution) -> int:
     normalised = 1 if run.trains_all else 0  # for the gradient of the norm's own weight
     if kind.has_fused_norms and run.itemsize == FP32:
         return FP32 * normalised
-    # It keeps two fp32 tensors instead of its input: the input, and the input minus its mean.
-    return FP32 * (2 + normalised) - run.itemsize
+    # It keeps fp32 tensors instead of its input: the input, and the input minus its mean.
+    return FP32 * ((1 if kind.has_fused_norms else 2) + normalised) - run.itemsize
 
 
 def kept_by_norms(block: Block, head_size: int, run: Execution) -> int:
@@ -228,10 +235,11 @@ def logits_at_once(loss_rows: int, vocabulary: int, max_logits: int) -> int:
 def bytes_of_loss(loss_rows: int, logits: int, hidden: int, run: Execution, *, with_gradients: bool) -> int:
     """Bytes that the loss takes: logits, the loss rows' hidden states, and the gradients of these.
 
-    Gradients of logits overwrite them. Without our kernels the softmax is added.
+    Gradients of logits overwrite them. Without our kernels the softmax is added, and an fp32 copy of 16-bit logits.
     """
     states = 3 if with_gradients and run.trains_all else 2
-    return run.itemsize * ((1 if run.has_kernels else 2) * logits + states * loss_rows * hidden)
+    in_fp32 = 0 if run.has_kernels else 1 if run.itemsize == FP32 else 2
+    return logits * (run.itemsize + FP32 * in_fp32) + run.itemsize * states * loss_rows * hidden
 
 
 def kept_by_loss(loss_rows: int, hidden: int, run: Execution) -> int:
