@@ -294,6 +294,7 @@ def _read_decoder_config(reference: ModelReference, path: Path | None = None):
             # The text part of a model that also sees or hears.
             if quantised := getattr(config, "quantization_config", None):
                 text.quantization_config = quantised
+            text.tie_word_embeddings |= config.tie_word_embeddings
             config = text
     # Encoders have a causal-LM class too; they are recognised by a masked-LM class without `is_decoder`.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
