@@ -40,8 +40,8 @@ _READ_OR_OF_NO_EFFECT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
 }
 
-# Families on whose `out_proj` PEFT refuses adapters.
-_WITHOUT_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+# Families of attention and state spaces on whose `out_proj` PEFT refuses adapters.
+_WITHOUT_OUT_PROJ = ("falcon_h1", "nemotron_h")
 # PEFT's names in a file.
 _PREFIX = "base_model.model."
 
