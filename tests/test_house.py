@@ -55,22 +55,22 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_985
+MAX_LINES = 53_201
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_306,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_065,
+    "cli": 3_067,
     "engine": 9,
     "engine.memory": 1_826,
-    "engine.models": 4_754,
-    "engine.models.gguf": 1_168,
+    "engine.models": 4_806,
+    "engine.models.gguf": 1_305,
     "engine.sparse": 1_714,
     "engine.sparse.patches": 2_696,
     "engine.sparse.rows": 1_240,
-    "engine.training": 4_161,
-    "export": 1_967,
+    "engine.training": 4_169,
+    "export": 1_984,
     "lessons": 2_285,
     "machine": 1_017,
     "reading": 6_788,
