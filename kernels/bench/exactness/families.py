@@ -103,7 +103,8 @@ def make_config(family: str, *, narrow: bool) -> PretrainedConfig:
     sizes = published_sizes(family) | SHAPES[family]["exactness"]
     if narrow:
         sizes |= {name: value for name, value in NARROW.items() if name in {*sizes, "pad_token_id"}}
-        sizes["num_hidden_layers"] = min(sizes["num_hidden_layers"], 4)
+        # A list of kinds of layers is short already.
+        sizes["num_hidden_layers"] = min(sizes["num_hidden_layers"], len(sizes.get("layer_types", range(4))))
     return AutoConfig.for_model(**sizes)
 
 
