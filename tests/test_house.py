@@ -55,22 +55,22 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_808
+MAX_LINES = 53_025
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
     "basics": 905,
     "basics.pages": 257,
-    "cli": 3_012,
+    "cli": 3_014,
     "engine": 9,
     "engine.memory": 1_907,
-    "engine.models": 5_032,
-    "engine.models.gguf": 1_168,
+    "engine.models": 5_085,
+    "engine.models.gguf": 1_305,
     "engine.sparse": 1_715,
     "engine.sparse.patches": 2_679,
     "engine.sparse.rows": 1_240,
-    "engine.training": 4_160,
-    "export": 1_852,
+    "engine.training": 4_168,
+    "export": 1_869,
     "lessons": 2_256,
     "machine": 1_107,
     "reading": 6_403,

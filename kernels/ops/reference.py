@@ -159,16 +159,17 @@ def cross_entropy_and_dlogits_(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses of rows of raw logits, fp32 [C], and their gradient with respect to the logits, if needed.
 
-    The gradient is in the logits' dtype and may overwrite them. The softmax runs in fp32.
+    The gradient is in the logits' dtype and may overwrite them. The softmax runs in fp32, or in fp64 if the logits are.
     """
-    values = logits_CV.float().mul_(scale) if scale != 1.0 else logits_CV.float()
+    values = _at_least_fp32(logits_CV)
+    values = values.mul_(scale) if scale != 1.0 else values
     slope = None
     if softcap is not None:
         capped = torch.tanh(values / softcap)
         slope, values = 1 - capped.square(), capped * softcap
     log_softmax_CV = torch.log_softmax(values, dim=1)
     del values  # of bf16 logits it is a copy
-    losses_C = -log_softmax_CV.gather(1, targets_C[:, None]).squeeze(1)
+    losses_C = -log_softmax_CV.gather(1, targets_C[:, None]).squeeze(1).float()
     if not needs_gradient:
         return losses_C, None
     dlogits_CV = log_softmax_CV.exp_()

@@ -1,5 +1,6 @@
 """`sebp-edge models`, `recipes` and `jobs`: list models, recipes or trainings that can go on, or show one."""
 
+import re
 from dataclasses import asdict
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from sebp_edge.recipe import Recipe
 from sebp_edge.values.documents import printable
 
 # The lines of a list on a terminal; a terminal has 24 lines at least.
-MAX_ROWS = 15
+MAX_ROWS = 13
 
 Models = Annotated[
     list[str] | None,
@@ -111,6 +112,7 @@ def _list_models(found: list[dict]) -> None:
     if len(there) > len(shown):
         out.print(f"and {len(there) - len(shown):,} more (--json lists them all)", style="dim")
     others = ", ".join(f"{name} ({size})" for name, size, _ in rows[len(there) :])
+    others = re.sub(r"(\S+) (\([^)]+\)), \1-instruct \2", r"\1[-instruct] \2", others)
     if others:
         out.print(f"Downloaded once you name them: {others}.", markup=False)
     out.print("sebp-edge models NAME shows the licence, and why a model does not fit.", style="dim")

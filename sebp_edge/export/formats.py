@@ -274,6 +274,7 @@ class GgufLora(Format):
     def __init__(self, source: Source):
         super().__init__(source)
         self._model = GgufModel(source.config)
+        self._model.refuse_adapter()
         self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
         self._file = f"{source.name}-lora.gguf"
 

@@ -59,7 +59,8 @@ def write_model(
         for each, tensor in extra:
             _announce(writer, each, tensor.shape, GGMLQuantizationType.F32)
         for each, kind in kinds.items():
-            _announce(writer, model.name(each), weights.shapes[each], kind)
+            shape = model.convert(each, torch.empty(weights.shapes[each], device="meta")).shape
+            _announce(writer, model.name(each), shape, kind)
         _write_header(writer)
         for _, tensor in extra:
             writer.write_tensor_data(tensor.numpy())
@@ -86,7 +87,7 @@ def write_lora(path: Path, model: GgufModel, factors: LoraFactors, progress: Exp
 
 def kind_of(name: str, shape: torch.Size, quantisation: str, names: Iterable[str]) -> GGMLQuantizationType:
     """Returns the type of a tensor in a file of this quantisation."""
-    if len(shape) < 2:
+    if len(shape) != 2:
         return GGMLQuantizationType.F32
     head = "lm_head.weight" if "lm_head.weight" in names else "model.embed_tokens.weight"
     kind = quantisation_of_head(quantisation) if name == head else quantisation

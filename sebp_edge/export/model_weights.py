@@ -1,6 +1,7 @@
 """The base model's weights with an adapter merged in, read a tensor at a time."""
 
 import json
+import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.basics.weights import WeightsFile, raising_adapter_error
-from sebp_edge.engine.models.full import open_weights
-from sebp_edge.engine.models.gguf.families import read_weight, weight_names
+from sebp_edge.engine.models.full import open_weights, saved_tensors
+from sebp_edge.engine.models.gguf.families import read_weight, shape_of_weight, weight_names
 from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.loading import TEXT_PART
 from sebp_edge.engine.models.lora import LoraAdapter, LoraFactors, read_factors
 from sebp_edge.errors import BaseModelMismatch, ExportError
 
@@ -32,8 +34,7 @@ class MergedWeights:
 
     def __init__(self, model: nn.Module, base_path: Path, adapter_folder: Path | None):
         self._model, self._base_path = model, base_path
-        own = {name for name, _ in model.named_parameters()}
-        self.shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name in own}
+        self.shapes = {name: tensor.shape for name, tensor in saved_tensors(model)}
         self.factors: LoraFactors | None = None
         is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.MARKERS[0]).is_file()
         if adapter_folder is None or is_lora:
@@ -79,7 +80,7 @@ def _gguf(path: Path) -> tuple[dict[str, torch.Size], Read]:
         return read_weight(file, names[name], torch.float32)
 
     weakref.finalize(read, file.close)
-    return {name: torch.Size(file.tensors[own].shape) for name, own in names.items()}, read
+    return {name: shape_of_weight(file, own) for name, own in names.items()}, read
 
 
 def _safetensors(folder: Path) -> tuple[dict[str, torch.Size], Read]:
@@ -90,9 +91,21 @@ def _safetensors(folder: Path) -> tuple[dict[str, torch.Size], Read]:
     else:
         index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
         shards = [folder / name for name in sorted(set(index["weight_map"].values()))]
-    holders = {name: file for file in map(WeightsFile, shards) for name in file.shapes}
-    shapes = {name: file.shapes[name] for name, file in holders.items()}
-    return shapes, lambda name: holders[name].stored(name)
+    holders = {_of_text(name): (file, name) for file in map(WeightsFile, shards) for name in file.shapes}
+    shapes = {own: file.shapes[name] for own, (file, name) in holders.items()}
+
+    def read(own: str) -> Tensor:
+        file, name = holders[own]
+        return file.stored(name)
+
+    return shapes, read
+
+
+def _of_text(name: str) -> str:
+    """Returns what the text part alone calls a weight."""
+    for pattern, own in TEXT_PART.items():
+        name = re.sub(pattern, own, name)
+    return name
 
 
 def _refuse_other_layers(factors: LoraFactors, model: nn.Module, folder: Path) -> None:

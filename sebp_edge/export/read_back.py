@@ -103,8 +103,9 @@ class BaseComparison:
 
     @torch.no_grad()
     def _fill(self, read: Read) -> None:
+        tensors = self.model.state_dict()
         for name in self._source.weights.shapes:
-            self.model.get_parameter(name).copy_(read(name))
+            tensors[name].copy_(read(name))
             self.progress.check()
 
     def with_adapter(self, folder: Path) -> tuple[list[Tensor], float]:

@@ -76,9 +76,10 @@ def check_for_mlx_lm(source: Source) -> None:
 
 
 def own_config(source: Source) -> dict:
-    """Returns the values of the base model's own config.json; empty for a GGUF file."""
+    """Returns the values of the base model's own config.json, of its text part if it has others; {} for a GGUF file."""
     path = source.base_path / _CONFIG
-    return read_json(path) if path.is_file() else {}
+    own = read_json(path) if path.is_file() else {}
+    return own["text_config"] if own.get("model_type") != source.config.model_type and "text_config" in own else own
 
 
 def _write_tokenizer(folder: Path, source: Source) -> None:

@@ -406,7 +406,7 @@ def test_no_line_is_wider_than_a_narrow_terminal(adapt, store):
         assert max(map(len, lines)) <= columns
         words = " ".join(" ".join(lines).split())
         assert "Traceback" not in words
-        expected = ["Then it was trained on all documents.", "micro-llama", "llama-3.2-3b-instruct", "notes"]
+        expected = ["Then it was trained on all documents.", "micro-llama", "llama-3.2-3b[-instruct]", "notes"]
         assert expected[number] in words
         assert ("starting" in words) == (arguments[0] == "adapt")
     assert store.adapter("narrow").versions() == [1]

@@ -12,10 +12,12 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
 )
@@ -40,6 +42,10 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+# Linear attention with heads of the size that llama.cpp takes.
+QUARTER = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
+DELTA = SIZES | NAMES | {"head_dim": 16, "rope_parameters": QUARTER}
+DELTA |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES, **NAMES, tie_word_embeddings=False),
     "llama with biases": lambda: LlamaConfig(**SIZES, **NAMES, attention_bias=True, mlp_bias=True),
@@ -68,6 +74,14 @@ CONFIGS = {
     "gemma3": lambda: Gemma3TextConfig(
         **(SIZES | {"num_hidden_layers": 6}), **NAMES, head_dim=16, query_pre_attn_scalar=16, sliding_window=24,
     ),
+    "lfm2": lambda: Lfm2Config(
+        **(SIZES | {"num_hidden_layers": 3}), **NAMES, norm_eps=1e-4, conv_L_cache=4,
+        layer_types=["conv", "full_attention", "conv"], block_multiple_of=16,
+    ),
+    "qwen3.5": lambda: Qwen3_5TextConfig(**DELTA | {"num_hidden_layers": 4}, linear_num_value_heads=2),
+    "qwen3.5 with shared keys": lambda: Qwen3_5TextConfig(
+        **DELTA | {"num_hidden_layers": 3}, linear_num_value_heads=6, full_attention_interval=3
+    ),
 }  # fmt: skip
 
 
@@ -88,6 +102,7 @@ def llama3_factors():
 FURTHER = {
     "llama with linear scaling": {"arch__rope__scaling__type": "linear", "arch__rope__scaling__factor": 2.0},
     "llama with Llama 3.1's scaling": {"tensors": {"rope_freqs.weight": list(llama3_factors())}},
+    "lfm2": {"arch__feed_forward_length": 32},
     "phi3 with long contexts": {
         "arch__rope__scaling__original_context_length": 40,
         "arch__rope__scaling__attn_factor": 1.2,

@@ -12,10 +12,12 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     SmolLM3Config,
 )
@@ -75,6 +77,15 @@ GEMMA_2 = {
     "query_pre_attn_scalar": 32,
 }
 GEMMA_3 = SIZES | WINDOW | {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
+DELTA = SIZES | {
+    "num_hidden_layers": 2,
+    "head_dim": 32,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+QUARTER = ROPE | {"partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]}
 UNTIED = SIZES | {"tie_word_embeddings": False}
 FAMILIES = {
     "llama": lambda: LlamaConfig(**SIZES, head_dim=32, rope_parameters=ROPE),
@@ -94,6 +105,16 @@ FAMILIES = {
         **GEMMA_3, rope_parameters={"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE}
     ),
     "phi3": lambda: Phi3Config(**UNTIED, rope_parameters=ROPE | {"partial_rotary_factor": 0.5}),
+    "lfm2": lambda: Lfm2Config(
+        **SIZES | {"num_hidden_layers": 2},
+        norm_eps=3e-3,
+        conv_L_cache=4,
+        layer_types=["conv", "full_attention"],
+        block_multiple_of=32,
+        rope_parameters=ROPE,
+    ),
+    "qwen3.5": lambda: Qwen3_5TextConfig(**DELTA, linear_num_value_heads=2, rope_parameters=QUARTER),
+    "qwen3.5-shared-keys": lambda: Qwen3_5TextConfig(**DELTA, linear_num_value_heads=6, rope_parameters=QUARTER),
     "phi3-long": lambda: Phi3Config(**UNTIED, rope_parameters=LONG_ROPE, original_max_position_embeddings=128),
 }
 # Other models that can be merged, but are not written as GGUF.

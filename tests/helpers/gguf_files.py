@@ -10,8 +10,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 # Families whose queries and keys llama.cpp rotates in pairs, and whose norms it stores as 1 + w.
-PAIRED, FROM_ONE = ("llama", "smollm3"), ("gemma", "gemma2", "gemma3")
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+PAIRED, FROM_ONE = ("llama", "smollm3"), ("gemma", "gemma2", "gemma3", "qwen35")
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
 
 
 def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors=None, **metadata) -> Path:
@@ -46,6 +46,7 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
             fits = data.ndim == 2 and data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
             made[same] = gguf.quantize(data, kind) if fits and kind != Kind.F32 else data, kind if fits else None
         data, raw_dtype = made[same]
+        key = key.replace(".dt_bias", ".dt_proj.bias")
         writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=raw_dtype)
     for key, values in (tensors or {}).items():
         writer.add_tensor(key, np.array(values, dtype=np.float32))
@@ -79,7 +80,7 @@ def common_metadata(name, config) -> dict:
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.key_length": head_size,
         "attention.value_length": head_size,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "attention.layer_norm_rms_epsilon": float(getattr(config, "norm_eps", None) or config.rms_norm_eps),
         "rope.freq_base": float(rope["rope_theta"]),
         "rope.dimension_count": int(head_size * rope.get("partial_rotary_factor", 1)),
         "vocab_size": config.vocab_size,
@@ -89,6 +90,17 @@ def common_metadata(name, config) -> dict:
     if name == "gemma2":
         values["attn_logit_softcapping"] = float(config.attn_logit_softcapping)
         values["final_logit_softcapping"] = float(config.final_logit_softcapping)
+    if name == "lfm2":
+        attends = [kind == "full_attention" for kind in config.layer_types]
+        values["attention.head_count_kv"] = [config.num_key_value_heads * each for each in attends]
+        values["shortconv.l_cache"] = config.conv_L_cache
+    if name == "qwen35":
+        values["full_attention_interval"] = config.layer_types.index("full_attention") + 1
+        values["rope.dimension_sections"] = [*rope["mrope_section"], 0]
+        values["ssm.conv_kernel"], values["ssm.state_size"] = config.linear_conv_kernel_dim, config.linear_key_head_dim
+        values["ssm.group_count"] = config.linear_num_key_heads
+        values["ssm.time_step_rank"] = config.linear_num_value_heads
+        values["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
     return {f"{name}.{key}": value for key, value in values.items() if value is not None}
 
 
@@ -121,4 +133,25 @@ def stored(name: str, key: str, weight: torch.Tensor, config) -> torch.Tensor:
     if name in PAIRED and (".q_proj." in key or ".k_proj." in key):
         heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
         return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape).contiguous()
+    if ".linear_attn." in key:
+        return linear_attention(key, weight, config)
+    if ".conv.conv." in key:
+        return weight.squeeze(1)
     return weight + 1 if name in FROM_ONE and key.endswith("norm.weight") else weight
+
+
+def linear_attention(key: str, weight: torch.Tensor, config) -> torch.Tensor:
+    """As llama.cpp's converter does: the heads of values in the order of their number beside a key."""
+    name = key.split(".linear_attn.")[1]
+    weight = -weight.exp() if name == "A_log" else weight.squeeze(1) if name == "conv1d.weight" else weight
+    if name == "norm.weight":
+        return weight
+    per_key = config.linear_num_value_heads // config.linear_num_key_heads
+    rows = [head * per_key + number for number in range(per_key) for head in range(config.linear_num_key_heads)]
+    if name == "out_proj.weight":
+        return weight.unflatten(1, (config.linear_num_value_heads, -1))[:, rows].flatten(1)
+    kept = 0
+    if name in ("in_proj_qkv.weight", "conv1d.weight"):
+        kept = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    moved = weight[kept:].unflatten(0, (config.linear_num_value_heads, -1))[rows].flatten(0, 1)
+    return torch.cat([weight[:kept], moved])

@@ -11,8 +11,18 @@ from sebp_edge.errors import ModelError
 from sebp_edge.values.model_reference import BUNDLED_FOLDER
 
 HUB_IDS = {
-    "lfm2-350m": "LiquidAI/LFM2-350M",
+    "falcon-h1-0.5b": "tiiuae/Falcon-H1-0.5B-Base",
+    "falcon-h1-0.5b-instruct": "tiiuae/Falcon-H1-0.5B-Instruct",
+    "gemma-4-e2b": "google/gemma-4-E2B",
+    "gemma-4-e2b-instruct": "google/gemma-4-E2B-it",
+    "gemma-4-e4b": "google/gemma-4-E4B",
+    "gemma-4-e4b-instruct": "google/gemma-4-E4B-it",
+    "granite-4.0-350m": "ibm-granite/granite-4.0-350m",
+    "granite-4.0-h-350m": "ibm-granite/granite-4.0-h-350m",
+    "granite-4.0-h-micro": "ibm-granite/granite-4.0-h-micro",
+    "granite-4.0-micro": "ibm-granite/granite-4.0-micro",
     "lfm2-1.2b": "LiquidAI/LFM2-1.2B",
+    "lfm2-350m": "LiquidAI/LFM2-350M",
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.2-1b-instruct": "meta-llama/Llama-3.2-1B-Instruct",
     "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
@@ -20,9 +30,16 @@ HUB_IDS = {
     "qwen3-0.6b": "Qwen/Qwen3-0.6B",
     "qwen3-1.7b": "Qwen/Qwen3-1.7B",
     "qwen3-4b": "Qwen/Qwen3-4B",
-    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
-    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
+    "qwen3.5-0.8b": "Qwen/Qwen3.5-0.8B",
+    "qwen3.5-2b": "Qwen/Qwen3.5-2B",
+    "qwen3.5-4b": "Qwen/Qwen3.5-4B",
+    "qwen3.5-9b": "Qwen/Qwen3.5-9B",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
+    "smollm2-1.7b-instruct": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-135m-instruct": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
+    "smollm2-360m-instruct": "HuggingFaceTB/SmolLM2-360M-Instruct",
 }
 
 

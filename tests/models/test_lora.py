@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 import torch
-from builders import make_llama
-from model_families import MODELS
+from builders import SIZES, make_llama
+from model_families import MODELS, make_model
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, MambaConfig
+from transformers import AutoModelForCausalLM, FalconH1Config, MambaConfig, NemotronHConfig
 
 from sebp_edge import Recipe
 from sebp_edge.engine.models.adaptation import attach, load, read_state, restore, save_snapshots, snapshot, trainable
@@ -263,6 +263,33 @@ def test_a_folder_without_weights_is_refused(base, saved, tmp_path):
         AdapterError, match=r"contains no adapter; expected one of adapter_model\.safetensors, model\.safetensors\."
     ):
         load(base, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FalconH1Config(**SIZES, mamba_d_ssm=64, mamba_d_state=8, mamba_n_heads=8, mamba_d_head=8),
+        NemotronHConfig(
+            **SIZES | {"num_hidden_layers": None}, mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=8, n_groups=2,
+            layers_block_type=["linear_attention", "mlp", "full_attention"],
+        ),
+    ],
+    ids=["falcon-h1", "nemotron-h"],
+)  # fmt: skip
+def test_what_peft_refuses_is_left_out_by_name(config, tokenizer, tmp_path):
+    make_model(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    base = load_base_model(resolve(tmp_path / "model"), RECIPE, torch.device("cpu"))
+    linears = {name for name, each in base.model.named_modules() if isinstance(each, torch.nn.Linear)}
+    adapter = attach(base, RECIPE, seed=3)
+    disturb(adapter)
+    adapted = {name.removesuffix(".base_layer") for name, _ in base.model.named_modules() if "base_layer" in name}
+    assert linears - adapted == {"lm_head", *(name for name in linears if name.endswith(".out_proj"))}
+    (tmp_path / "adapter").mkdir()
+    adapter.save(tmp_path / "adapter")
+    expected = logits(adapter.model)
+    adapter.detach()
+    assert torch.equal(logits(load(base, tmp_path / "adapter").model), expected)
 
 
 def test_an_architecture_that_peft_does_not_support_is_refused_with_a_remedy(base):

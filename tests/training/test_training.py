@@ -247,6 +247,8 @@ def test_a_model_that_leaks_between_examples_is_not_hoisted(examples):
         assert not rows.hoisted
     assert isinstance(notices[0], Notice)
     assert "read each other" in notices[0].message
+    times = len(examples) * 64 / sum(example.num_active_tokens for example in examples)
+    assert f"takes about {times:.1f} times as long: " in notices[0].message
 
 
 # Models that mix rows outside transformers' attention: by their own attention, or a recurrent state.

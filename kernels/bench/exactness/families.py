@@ -6,9 +6,9 @@
 Each family has its true width and a few layers; two families have all their layers. Weights are random, in bf16. Most
 texts are short, and some are longer than the family's window. The loss and the gradient norm of each of the first steps
 are recomputed by the dense model in fp32, on padded batches, with transformers' attention and PEFT's layers, from the
-adapter as it was before the step. A step is wrong if its error exceeds twice that of the dense model in bf16 plus 1e-3
-for the loss or 1e-2 for the norm. A family is wrong if one of these steps is, or if none of them trains a text longer
-than its window.
+adapter as it was before the step, and with a teacher's targets where an example has a teacher. A step is wrong if its
+error exceeds twice that of the dense model in bf16 plus 1e-3 for the loss or 1e-2 for the norm. A family is wrong if
+one of these steps is, or if none of them trains a text longer than its window.
 """
 
 import copy
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from peft import get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
@@ -36,7 +35,6 @@ from sebp_edge import Personalizer, Recipe, SebpEdgeError
 from sebp_edge.engine.models.adaptation import snapshot
 from sebp_edge.engine.models.architecture import head_size_of
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.engine.sparse.rows.schedule import Group
 from sebp_edge.engine.training.learner import Outcome
 from sebp_edge.engine.training.recovery import RecoveringLearner
@@ -105,7 +103,8 @@ def make_config(family: str, *, narrow: bool) -> PretrainedConfig:
     sizes = published_sizes(family) | SHAPES[family]["exactness"]
     if narrow:
         sizes |= {name: value for name, value in NARROW.items() if name in {*sizes, "pad_token_id"}}
-        sizes["num_hidden_layers"] = min(sizes["num_hidden_layers"], 4)
+        # A list of kinds of layers is short already.
+        sizes["num_hidden_layers"] = min(sizes["num_hidden_layers"], len(sizes.get("layer_types", range(4))))
     return AutoConfig.for_model(**sizes)
 
 
@@ -205,11 +204,17 @@ def _dense_step(model: nn.Module, step: Step) -> tuple[float, float]:
     batch, device = Collator(longest, pad_token_id=0)(step.examples), parameters[0].device
     mask = batch.attention_mask.to(device)
     logits_BTV = model(input_ids=batch.input_ids.to(device), attention_mask=mask, use_cache=False).logits
-    labels = batch.labels[:, 1:].to(device)
-    loss = F.cross_entropy(logits_BTV[:, :-1].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE)
-    del logits_BTV
+    plan = batch.plan.to(device)
+    logs_CV = logits_BTV.flatten(0, 1).index_select(0, plan.loss_rows).float().log_softmax(-1)
+    losses_C = -logs_CV.gather(1, plan.targets[:, None]).squeeze(1)
+    if plan.soft_targets is not None:
+        # Examples with a teacher: the target has what its other tokens leave of 1.
+        ids_CK, shares_CK = plan.soft_targets
+        losses_C = losses_C * (1 - shares_CK.sum(1)) - (logs_CV.gather(1, ids_CK) * shares_CK).sum(1)
+    loss = losses_C.mean()
+    del logits_BTV, logs_CV
     loss.backward()
-    return float(loss), float(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    return float(loss.detach()), float(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
 
 
 def _window(config: PretrainedConfig) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sebp_edge.basics.stopping import Check
-from sebp_edge.engine.models.gguf.families import config_of, read_weight, weight_names
+from sebp_edge.engine.models.gguf.families import config_of, read_weight, shape_of_weight, weight_names
 from sebp_edge.engine.models.gguf.file import GgufFile
 from sebp_edge.engine.models.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
 from sebp_edge.engine.models.soundness import refuse_too_many_modules
@@ -72,7 +72,7 @@ def lazy_weights(
         what = f"lacks {missing[0]!r}" if missing else f"has {names[unknown[0]]!r}, which its config does not have"
         raise ModelError(f"{file.name!r} {what}; download it again, or another file of the model.")
     for name, shape in expected.items():
-        found = file.tensors[names[name]].shape
+        found = shape_of_weight(file, names[name])
         if found != shape:
             raise ModelError(
                 f"{file.name!r} has {names[name]!r} of shape {list(found)}, expected {list(shape)}; download it again."

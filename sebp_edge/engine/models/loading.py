@@ -48,6 +48,11 @@ _META = torch.device("meta")
 FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 _NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
 _NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
+# What models that also see or hear call the weights of their text part, and what the text part alone calls them.
+TEXT_PART = {
+    r"^language_model\.lm_head\.": "lm_head.",
+    r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
+}
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,8 @@ def _load_folder(reference: ModelReference, config, options: dict, check: Check)
         tokenizer("a")  # some damage shows only in use
         _reserve_memory(without_weights, options)
         check()
-        loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **options, **FILES_ONLY)
+        kind, options = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], options | {"key_mapping": TEXT_PART}
+        loaded = kind.from_pretrained(folder, config=config, use_safetensors=True, **options, **FILES_ONLY)
         check()
         return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
 
@@ -302,6 +308,13 @@ def _read_decoder_config(reference: ModelReference, path: Path | None = None):
             config = read_gguf_config(reference)
     else:
         config = read_config(reference, path)
+        text = getattr(config, "text_config", None)
+        if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            # The text part of a model that also sees or hears.
+            if quantised := getattr(config, "quantization_config", None):
+                text.quantization_config = quantised
+            text.tie_word_embeddings |= config.tie_word_embeddings
+            config = text
     # Encoders have a causal-LM class too; they are recognised by a masked-LM class without `is_decoder`.
     is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING or config.is_encoder_decoder or is_encoder:

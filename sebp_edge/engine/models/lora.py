@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import (
@@ -40,6 +41,8 @@ _READ_OR_OF_NO_EFFECT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
 }
 
+# Families of attention and state spaces on whose `out_proj` PEFT refuses adapters.
+_WITHOUT_OUT_PROJ = ("falcon_h1", "nemotron_h")
 # PEFT's names in a file.
 _PREFIX = "base_model.model."
 
@@ -55,7 +58,10 @@ class LoraAdapter:
     @classmethod
     def fresh(cls, base: BaseModel, recipe: Recipe, seed: int) -> "LoraAdapter":
         """Makes a new adapter: lora_A is random by `seed`, lora_B zero, so that it changes nothing yet."""
-        config = _config(recipe.with_defaults().r, recipe.lora_alpha)
+        targets = "all-linear"
+        if refused := refused_layers(base.model):
+            targets = [name for name in _linear_layers(base.model) if name.rpartition(".")[2] not in refused]
+        config = _config(recipe.with_defaults().r, recipe.lora_alpha, targets)
         try:
             return cls(_attach(base, config, seed))
         except ValueError as error:
@@ -179,6 +185,21 @@ class LoraAdapter:
     def detach(self) -> None:
         """Removes the adapter from the base model."""
         self.model.unload()
+
+
+def refused_layers(model: PreTrainedModel) -> set[str]:
+    """Returns the last parts of the names of linear layers that PEFT takes no adapter on in this family.
+
+    They belong to a state space whose fused kernels read the weight itself.
+    """
+    names = {name.rpartition(".")[2] for name in _linear_layers(model)}
+    return names & {"out_proj"} if model.config.model_type in _WITHOUT_OUT_PROJ else set()
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """Returns the names of the linear layers without the head."""
+    head = model.get_output_embeddings()
+    return [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
 
 
 class LoraFactors(NamedTuple):

@@ -89,10 +89,11 @@ def _older_rope(rope: Mapping, family: str | None) -> dict:
         full, sliding = rope["full_attention"], rope["sliding_attention"]
         if not full or not sliding or sliding.get("rope_type", "default") != "default":
             return {}
-        return _older_rope(full, family) | {"rope_local_base_freq": sliding["rope_theta"]}
-    if "rope_theta" not in rope:
-        return {}
+        older = _older_rope(full, family)
+        return older and older | {"rope_local_base_freq": sliding["rope_theta"]}
     kind = rope.get("rope_type", "default")
+    if "rope_theta" not in rope or kind == "proportional":  # transformers 4 knows no such kind
+        return {}
     scaling = _without(rope, {"rope_theta", "partial_rotary_factor", "rope_type", "type"})
     older = {"rope_theta": rope["rope_theta"], "rope_scaling": None}
     if "partial_rotary_factor" in rope:

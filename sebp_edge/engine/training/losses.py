@@ -75,7 +75,12 @@ class RowLosses:
         if reason is not None:
             max_rows = min(options.max_rows, MAX_PADDED_LOGITS // model.get_output_embeddings().weight.shape[0])
             self.limit = RowLimit.on(device.type, max_rows, padded_to=collator.context_length, pads=True)
-            on_event(Notice(f"This model runs on padded batches, which is slower: {reason}"))
+            rows = sum(example.num_active_tokens for example in examples)
+            longest = collator.context_length or max((example.num_tokens for example in examples), default=1)
+            times = len(examples) * longest / max(rows, 1)
+            on_event(
+                Notice(f"This model runs on padded batches, which takes about {times:.1f} times as long: {reason}")
+            )
 
     def __call__(self, examples: list[Outline]) -> tuple[Tensor, Tensor]:
         """Returns the losses of a micro-batch's loss rows in nats, fp32 [C], and the example of each, int64 [C]."""

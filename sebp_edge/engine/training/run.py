@@ -14,6 +14,7 @@ from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation, attach, read_state, restore, snapshot
 from sebp_edge.engine.models.loading import BaseModel
+from sebp_edge.engine.models.lora import refused_layers
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.checkpoint import RunState
@@ -25,7 +26,7 @@ from sebp_edge.engine.training.recovery import Breaks, RecoveringLearner
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.errors import AdapterError, ModelError, NonFiniteLoss
-from sebp_edge.events import Evaluated, Sink, TrainingStarted
+from sebp_edge.events import Evaluated, Notice, Sink, TrainingStarted
 from sebp_edge.ops import precise_sums
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.dataset import Dataset
@@ -132,6 +133,8 @@ class TrainingRun:
         self._known = known or HeldOutLoss()
         starts = [read_state(self.base, folder) for folder in self.task.starts]
         self.adaptation = attach(self.base, self.task.recipe, self.task.seed)
+        if self.task.recipe.method == "lora" and (refused := refused_layers(self.base.model)):
+            self._on_event(Notice(f"All linear layers but {', '.join(refused)} learn: PEFT takes no adapter there."))
         self._breaks.check()  # attaching takes a second on a CPU, and so does the learner's trial
         with precise_sums(), self._make_learner() as learner:
             self.is_hoisted = learner.row_losses.hoisted is not None

@@ -36,7 +36,7 @@ def read_rope(file: GgufFile, head_size: int, context: int) -> dict[str, Any]:
     if size > _MAX_HEAD_SIZE:
         raise ModelError(f"{file.name!r} has heads of {size} features; expected at most {_MAX_HEAD_SIZE}.")
     if size != head_size:
-        if file.architecture != "phi3":
+        if file.architecture not in ("phi3", "qwen35"):
             raise ModelError(f"{file.name!r} rotates {size} of {head_size} features of a head; expected all.")
         rope["partial_rotary_factor"] = size / head_size
     for name in ROPE_TENSORS:

@@ -41,20 +41,23 @@ def _cased(digits: str, ending: str) -> list[str]:
 
 
 _LLAMA3, _QWEN2 = _llama3(r"\p{N}{1,3}"), _llama3(r"\p{N}")
+# Qwen3.5 has marks in words.
+_QWEN35 = [_QWEN2[0].replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{M}\p{N}]+")]
 _GPT4O, _TEKKEN = _cased(r"\p{N}{1,3}", f"(?i:{_CONTRACTIONS})?"), _cased(r"\p{N}", "")
 # Texts are split by one rule after the other.
 PRE_TOKENIZERS = {
     "default": _DEFAULT,
     **dict.fromkeys(("gpt-2", "phi-2", "olmo"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder"), _STARCODER),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "lfm2", "dbrx", "smaug-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen35": _QWEN35,
     "gpt-4o": _GPT4O,
     "tekken": _TEKKEN,
 }
 # With these, a word that is a token stays whole, whatever its merges are, and texts begin with BOS unless the file says
 # otherwise.
-WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 
 
 def tokenizer_of(file: GgufFile) -> Tokenizer:
