@@ -62,11 +62,7 @@ def as_rows(rows: Rows | None, num_rows: int) -> KnownRows | Selector:
 
 
 def rows_of(rows: KnownRows | Selector, *douts_NM: Tensor) -> KnownRows:
-    """The rows of a backward pass: those that a selector chooses now, or the given ones, which `VERIFY` checks.
-
-    Raises:
-        RuntimeError: a skipped row has a gradient.
-    """
+    """The rows of a backward pass: those that a selector chooses now, or the given ones, which `VERIFY` checks."""
     if callable(rows):
         return rows(douts_NM)
     if VERIFY and rows is not None:

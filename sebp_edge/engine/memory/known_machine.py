@@ -67,9 +67,6 @@ def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
     Args:
         targets: the device by its names (see `known_name`), and as "default" if it is.
         gpu: the UUID of the GPU.
-
-    Raises:
-        OSError: it could not be written.
     """
     kept = [one.name for one in fields(_KnownTarget)]
     found = {

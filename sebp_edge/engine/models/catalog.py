@@ -71,11 +71,7 @@ CATALOG = {
 
 
 def resolve(model: str | Path) -> ModelReference:
-    """Resolves a model's name, without loading anything and without network access.
-
-    Raises:
-        ModelError: it is neither a known name, nor a folder or file with a model, nor of the form of a Hub id.
-    """
+    """Resolves a model's name, without loading anything and without network access."""
     name = str(model)
     entry = None if isinstance(model, Path) else CATALOG.get(name.lower())
     if entry is not None:

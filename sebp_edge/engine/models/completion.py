@@ -78,10 +78,6 @@ def complete_text(
         on_text: receives each word as soon as the model is sure of it.
         max_passes: the most passes before the first new character. With more, the probabilities within a word of many
             tokens are exact too.
-
-    Raises:
-        OptionError: an option is out of its range.
-        TextsError, ModelError, NonFiniteLogits: see `Decoder.decode`.
     """
     Sampling(max_new_tokens)  # checks the number
     check_number("min_probability", min_probability, 0, 1, "a number from 0 to 1")

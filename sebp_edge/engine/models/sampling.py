@@ -30,9 +30,6 @@ class Sampling:
             multiplies the negative ones (Keskar et al. 2019); 1 changes nothing.
         stop: the text ends before the first of these strings.
         seed: makes the text repeatable; None draws anew each time.
-
-    Raises:
-        OptionError: an option is out of its range.
     """
 
     max_new_tokens: int = 200

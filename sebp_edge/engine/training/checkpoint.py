@@ -116,11 +116,7 @@ class CheckpointFiles:
             self._delete_others()
 
     def read(self) -> RunState | None:
-        """Returns the state in the checkpoint; None if there is none.
-
-        Raises:
-            JobError: it is damaged, or of a newer sebp-edge.
-        """
+        """Returns the state in the checkpoint; None if there is none."""
         if not (self.folder / FILE).exists():
             return None
         try:

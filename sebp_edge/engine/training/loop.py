@@ -111,9 +111,6 @@ class Trainer:
         comes soon.
         After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
-
-        Raises:
-            NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
         progress = self.progress
         epochs = schedule.epochs[: schedule.last_epoch]

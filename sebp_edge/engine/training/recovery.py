@@ -139,9 +139,6 @@ class RecoveringLearner:
             later: the schedules that follow. Their micro-batches must fit too, and share the graphs of this one: a
                 graph that is warmed up after the first capture takes memory in addition.
             state: what the learner goes on from within this schedule; None at its beginning.
-
-        Raises:
-            RuntimeError, MemoryError: a single example does not fit.
         """
         self._later = later
         if state is not None:
@@ -170,9 +167,6 @@ class RecoveringLearner:
 
         Returns True without a dry run if the guard has no limit, or if an equally large micro-batch fitted before.
         Weights, moments, gradients and random states stay unchanged, bit for bit.
-
-        Raises:
-            RuntimeError, MemoryError: a single example does not fit.
         """
         largest = self._largest_micro_batch(self.schedule, *self._later)
         guard = self.plain.guard

@@ -126,9 +126,6 @@ class TrainingRun:
 
         Args:
             known: test losses of the base model that need not be computed.
-
-        Raises:
-            AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
         self._known = known or HeldOutLoss()
         starts = [read_state(self.base, folder) for folder in self.task.starts]

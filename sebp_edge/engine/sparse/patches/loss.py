@@ -57,10 +57,6 @@ class Head:
 
     Args:
         max_logits: the largest number of logits that exist at once; at least one row's.
-
-    Raises:
-        SparsityError: the head is not a linear layer without a bias, or is not called: it has hooks, or its forward is
-            replaced.
     """
 
     def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS, check: Check = lambda: None):

@@ -249,9 +249,6 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
 
     Args:
         lessons: the documents of each training if it learns on from an earlier version; None to train on all.
-
-    Raises:
-        TextsError: see `Draw.splits`.
     """
 
     def batches(own: list[Outline], epochs: int) -> list[list[list[Outline]]]:
