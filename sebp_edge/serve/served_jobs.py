@@ -73,7 +73,6 @@ class ServedJobs:
         stored: the store's jobs, which are those that can be gone on with.
 
     Attributes:
-        journal: where they are kept.
         waiting: what the worker needs for each that waits, in order; never written.
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
         last_events: of forgotten jobs, the last event, if the app still waits for that.
@@ -140,12 +139,7 @@ class ServedJobs:
         return None
 
     def start(self, request: StartJobParams, as_sent: dict, name: str | None, params: dict) -> ServedJob:
-        """Puts a job into the queue.
-
-        Args:
-            name: the adapter's.
-            params: what the worker needs.
-        """
+        """Puts a job into the queue."""
         stored = request.id if request.kind in TRAININGS else None
         self._jobs[request.id] = ServedJob(request.id, request.kind, name, stored=stored)
         self._digests[request.id] = self.journal.digest(as_sent)

@@ -36,9 +36,6 @@ def recall_machine(device: str | None, width: int = 0) -> tuple[Target, int] | N
     """Returns a device to plan for, and the bytes that are free on it now; None if torch must find that out.
 
     A CPU that torch has not measured yet is known well enough, but for its speed; fp32 takes the most memory.
-
-    Args:
-        width: the model's hidden size.
     """
     known = _read().get(known_name(device or "default", width))
     try:

@@ -20,9 +20,7 @@ class CatalogEntry:
     Attributes:
         repository: its Hub id; None for the bundled model.
         parameters: in billions.
-        licence: short name of the licence.
         open_alternative: for a gated model, the short name of an open one of about the same size.
-        description: text for the list of models.
     """
 
     repository: str | None

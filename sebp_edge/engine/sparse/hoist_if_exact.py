@@ -59,7 +59,6 @@ class HoistedIfExact(Hoisted):
 
     Args:
         batch: token ids [B, T] and their plan, to compare on; by default any tokens.
-        options: see `Hoisted`.
     """
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, RowPlan] | None = None, **options):

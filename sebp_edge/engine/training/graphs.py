@@ -162,7 +162,6 @@ class MicroBatchGraphs:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
 
         Args:
-            tokens: the micro-batch, on the host.
             loss_tokens: the divisor of the sum of losses.
             part: the name of the update that consumes the gradients.
 

@@ -91,14 +91,8 @@ class Breaks:
 class RecoveringLearner:
     """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
 
-    Args:
-        adaptation, recipe, examples, collator, options, guard, words: see `Learner`.
-
     Attributes:
         plain: computes what fits into memory.
-        breaks: what is done between steps and within.
-        adaptation, row_losses: see `Learner`.
-        schedule: the current schedule.
         limit: the current maximum number of rows of a micro-batch.
         steps_ahead: the number of steps whose outcome may be unread when the next one starts.
     """

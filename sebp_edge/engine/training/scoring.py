@@ -37,10 +37,6 @@ def scoring(
     """Context of a function that computes the losses of examples by document, as an evaluation during a training does.
 
     It may be called again after the values of weights have changed, in place. At the end the model is restored.
-
-    Args:
-        check: see `RowLosses`.
-        words: reads the words, too.
     """
     # The training tells the user if the model runs on padded batches.
     with torch.no_grad(), RowLosses(model, examples, collator, device, silent, options, check) as row_losses:

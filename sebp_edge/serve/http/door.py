@@ -151,9 +151,7 @@ def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) 
     """Serves apps on this machine until a signal ends it.
 
     Args:
-        model: the base model.
         folders: those that questions are answered from; the app that starts this process may change them later.
-        origins: see `Guard`.
     """
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # which warns of apps that go while they are answered
     try:

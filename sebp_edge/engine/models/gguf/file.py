@@ -59,7 +59,6 @@ class GgufFile:
 
     Attributes:
         name: what messages call it.
-        size: in bytes.
         metadata: values by key: numbers, strings, and lists of either.
         tensors: the tensors by name, in the file's order.
     """

@@ -128,7 +128,6 @@ class FusedLoss:
     Holds for the model as it is when this is made.
 
     Args:
-        original_forward: the decoder's forward before it was sparsified.
         is_wrapped: whether that is not its class's own. This calls the base model, past anything that wraps it.
     """
 
@@ -161,7 +160,6 @@ class FusedLoss:
         """Returns the model's output: its loss, no logits, and the other outputs of the base model.
 
         Args:
-            only_loss_rows: whether the last layer is restricted to loss rows if that is exact.
             watch: gets all that the parts of such a layer read and return; they are not restricted then.
         """
         # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
