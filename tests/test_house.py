@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_024
+MAX_LINES = 53_025
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_014,
     "engine": 9,
     "engine.memory": 1_907,
-    "engine.models": 5_084,
+    "engine.models": 5_085,
     "engine.models.gguf": 1_305,
     "engine.sparse": 1_715,
     "engine.sparse.patches": 2_679,

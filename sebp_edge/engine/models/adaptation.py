@@ -45,7 +45,8 @@ def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
     """
     if base.device.type == "cpu" and not (base.in_4bit or base.reference.is_gguf):
         for tensor in (*base.model.parameters(), *base.model.buffers()):
-            tensor.data = tensor.data.clone()
+            if not getattr(tensor, "is_streamed", False):
+                tensor.data = tensor.data.clone()
     if recipe.method == "lora":
         return LoraAdapter.fresh(base, recipe, seed)
     return FullWeights.fresh(base)
