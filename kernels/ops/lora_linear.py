@@ -65,11 +65,11 @@ class _LoraLinear(torch.autograd.Function):
             # Without kernels, read the count on the host and trim the rows.
             rows = rows.on_host() if tiles is None else rows
         if tiles is None:
-            dout_AM = _concatenate_columns([take(dout_NM, rows, weighted=True) for dout_NM in douts])
+            dout_AM = _concatenate_columns([take(dout_NM, rows) for dout_NM in douts])
         else:
             # At full capacity: rows beyond the count are zeros, which change no sum of rank R.
             dout_NM = _concatenate_columns(douts)
-            dout_AM = take(dout_NM, rows, weighted=True)
+            dout_AM = take(dout_NM, rows)
         down_AR = take_kept(kept_down, rows, num_rows)
         if rows is None and ctx.needs_input_grad[0] and (joined := group.joined_for(dout_AM)) is not None:
             product, up = joined.multiply_backward(dout_AM)

@@ -77,11 +77,7 @@ def _best_algorithms(wanted: str, times: list[LayerTimes]) -> choices.Algorithms
 
 
 def time_products(num_inputs: int, num_outputs: int, rows: ActiveRows, dtype: torch.dtype) -> LayerTimes:
-    """Times all algorithms for one layer on rows whose number the host knows.
-
-    Raises:
-        RuntimeError: the result of one of them is wrong.
-    """
+    """Times all algorithms for one layer on rows whose number the host knows."""
     device, num_rows = rows.ids.device, len(rows.slots)
     shared_memory = choices.shared_memory(choices.device_index(device))
     draw = torch.Generator(device).manual_seed(0)
@@ -146,11 +142,7 @@ def milliseconds(function: Callable[[], object], *, calls: int = 5, repeats: int
 
 
 def check(algorithms: dict[Tiles | None, Callable[[], Tensor]], truth: Tensor) -> None:
-    """Checks that no algorithm's error exceeds twice that of cuBLAS plus 1e-4.
-
-    Raises:
-        RuntimeError: one does.
-    """
+    """Checks that no algorithm's error exceeds twice that of cuBLAS plus 1e-4."""
     allowed = 2 * relative_error(algorithms[None](), truth) + 1e-4
     for tiles, algorithm in algorithms.items():
         error = relative_error(algorithm(), truth)

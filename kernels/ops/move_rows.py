@@ -65,16 +65,14 @@ def copy_rows(x_NK: Tensor, rows: ActiveRows | slice) -> Tensor:
     return _Gather.apply(x_NK, rows)
 
 
-def take(x_NK: Tensor, rows: KnownRows, *, weighted: bool = False, copied: bool = False) -> Tensor:
+def take(x_NK: Tensor, rows: KnownRows, *, copied: bool = False) -> Tensor:
     """X[A], zero from `rows.count` on.
 
     Args:
-        weighted: whether to multiply by the rows' weights, if there are any.
         copied: whether the result must not be a view, which it is for all rows and for a slice.
     """
     if isinstance(rows, ActiveRows):
-        weights_A = rows.weights if weighted else None
-        return backend.implementation(x_NK, "move_rows").gather_rows(x_NK, rows.ids, rows.count, weights_A)
+        return backend.implementation(x_NK, "move_rows").gather_rows(x_NK, rows.ids, rows.count)
     part = x_NK if rows is None else x_NK[rows]
     return part.clone() if copied else part
 

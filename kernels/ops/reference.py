@@ -21,11 +21,9 @@ def row_norms(dout_NM: Tensor) -> Tensor:
     return _at_least_fp32(dout_NM).square().sum(dim=1)
 
 
-def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
-    """X[A], times the rows' weights; rows from index `count` on are zero; [A, K], contiguous."""
+def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None) -> Tensor:
+    """X[A]; rows from index `count` on are zero; [A, K], contiguous."""
     x_AK = torch.index_select(x_NK, 0, ids_A)
-    if weights_A is not None:
-        x_AK.mul_(weights_A[:, None])
     if count is not None:
         x_AK.masked_fill_((torch.arange(len(ids_A), device=ids_A.device) >= count)[:, None], 0)
     return x_AK

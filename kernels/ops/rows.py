@@ -20,13 +20,11 @@ class ActiveRows(NamedTuple):
         ids: int64 [A], increasing. With a `count`, A is a capacity: only the first `count` are rows, the rest are 0.
         slots: int32 [N], the index of each row in `ids`, or -1.
         count: int64 [], the number of rows, if only the device knows it; None for all of `ids`.
-        weights: fp32 [A], factors on the rows' gradients; None for 1.
     """
 
     ids: Tensor
     slots: Tensor
     count: Tensor | None = None
-    weights: Tensor | None = None
 
     @classmethod
     def from_ids(cls, ids: Tensor, num_rows: int) -> "ActiveRows":
@@ -35,11 +33,8 @@ class ActiveRows(NamedTuple):
         return cls(ids, slots.index_copy_(0, ids, torch.arange(len(ids), dtype=torch.int32, device=ids.device)))
 
     def on_host(self) -> "ActiveRows":
-        """The same rows, `ids` and `weights` trimmed to `count`; on a GPU this waits for the device."""
-        if self.count is None:
-            return self
-        count = int(self.count)
-        return ActiveRows(self.ids[:count], self.slots, None, None if self.weights is None else self.weights[:count])
+        """The same rows, `ids` trimmed to `count`; on a GPU this waits for the device."""
+        return self if self.count is None else ActiveRows(self.ids[: int(self.count)], self.slots)
 
 
 Selector = Callable[[tuple[Tensor, ...]], ActiveRows]
@@ -62,11 +57,7 @@ def as_rows(rows: Rows | None, num_rows: int) -> KnownRows | Selector:
 
 
 def rows_of(rows: KnownRows | Selector, *douts_NM: Tensor) -> KnownRows:
-    """The rows of a backward pass: those that a selector chooses now, or the given ones, which `VERIFY` checks.
-
-    Raises:
-        RuntimeError: a skipped row has a gradient.
-    """
+    """The rows of a backward pass: those that a selector chooses now, or the given ones, which `VERIFY` checks."""
     if callable(rows):
         return rows(douts_NM)
     if VERIFY and rows is not None:

@@ -20,12 +20,11 @@ def row_norms(*douts_NM: Tensor) -> Tensor:
     return sum(backend.implementation(dout_NM, "reduce_rows").row_norms(dout_NM) for dout_NM in douts_NM)
 
 
-def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: int | None = None) -> ActiveRows:
+def select_rows(keep_N: Tensor, *, capacity: int | None = None) -> ActiveRows:
     """The rows to keep, whose number stays on the device.
 
     Args:
         keep_N: bool [N].
-        weights_N: fp32 [N], or None.
         capacity: most rows to keep; later ones are dropped. None means N.
     """
     num_rows = len(keep_N)
@@ -36,11 +35,8 @@ def select_rows(keep_N: Tensor, weights_N: Tensor | None = None, *, capacity: in
     targets_N = torch.where(kept_N, slots_N, capacity)
     ids = torch.zeros(capacity + 1, dtype=torch.int64, device=keep_N.device)
     ids.scatter_(0, targets_N, torch.arange(num_rows, device=keep_N.device))
-    weights = None
-    if weights_N is not None:
-        weights = weights_N.new_zeros(capacity + 1).scatter_(0, targets_N, weights_N)[:capacity]
     slots = torch.where(kept_N, slots_N, -1).to(torch.int32)
-    return ActiveRows(ids[:capacity], slots, kept_N.sum(), weights)
+    return ActiveRows(ids[:capacity], slots, kept_N.sum())
 
 
 def nonzero_rows(dout_NM: Tensor, *others_NM: Tensor) -> Tensor:

@@ -34,11 +34,7 @@ THREADS = 12
 
 @functools.cache
 def failed(device: torch.device) -> str:
-    """The files whose kernels fail on this GPU, separated by commas; "" if none do, as it is kept.
-
-    Raises:
-        RuntimeError: memory ran out.
-    """
+    """The files whose kernels fail on this GPU, separated by commas; "" if none do, as it is kept."""
     key = conditions(device)
     found = read_kept("kernels", key)
     if not isinstance(found, str):
@@ -52,11 +48,7 @@ def failed(device: torch.device) -> str:
 
 
 def try_all(device: torch.device, dtype: torch.dtype) -> list[str]:
-    """The files whose kernels fail; they are tried side by side, since each first has to be compiled.
-
-    Raises:
-        RuntimeError: memory ran out.
-    """
+    """The files whose kernels fail; they are tried side by side, since each first has to be compiled."""
     # Triton's interpreter, which tests run, takes one thread.
     with ThreadPoolExecutor(THREADS if device.type == "cuda" else 1) as pool:
         fail = pool.map(partial(_fails, device, dtype), TRIED)

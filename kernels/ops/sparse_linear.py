@@ -46,7 +46,7 @@ def _gradients_of_compact_rows(
     dout_NM: Tensor, weight_MK: Tensor, x_AK: Tensor | None, rows: ActiveRows | slice, needed: NeededGradients
 ) -> Gradients:
     """PyTorch multiplies the active rows, which are gathered unless a view selects them."""
-    dout_AM = take(dout_NM, rows, weighted=True)
+    dout_AM = take(dout_NM, rows)
     dx = dweight = dbias = None
     if needed.dx:
         target = RowTarget(rows, len(dout_NM), weight_MK.shape[1], dout_AM)
@@ -113,17 +113,16 @@ def _backward_op(
     ids: Tensor,
     slots: Tensor,
     count: Tensor | None,
-    weights: Tensor | None,
     needed: list[bool],
 ) -> list[Tensor]:
     """`_gradients_of_rows` as one operation of a compiled graph; returns only the needed gradients."""
-    rows = ActiveRows(ids, slots, count, weights)
+    rows = ActiveRows(ids, slots, count)
     gradients = _gradients_of_rows(dout_NM, weight_MK, x, rows, NeededGradients._make(needed))
     return [gradient for gradient in gradients if gradient is not None]
 
 
 @_backward_op.register_fake
-def _(dout_NM, weight_MK, x, ids, slots, count, weights, needed):
+def _(dout_NM, weight_MK, x, ids, slots, count, needed):
     shapes = (dout_NM.shape[0], weight_MK.shape[1]), weight_MK.shape, weight_MK.shape[:1]
     return [weight_MK.new_empty(shape) for shape, is_needed in zip(shapes, needed, strict=True) if is_needed]
 

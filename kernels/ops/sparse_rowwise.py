@@ -30,7 +30,7 @@ class _SparseRowwise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         dout_NK = dout.reshape(-1, dout.shape[-1])
-        return None, None, take(dout_NK, rows_of(ctx.rows, dout_NK), weighted=True), None
+        return None, None, take(dout_NK, rows_of(ctx.rows, dout_NK)), None
 
 
 def sparse_rowwise(function: Callable[[Tensor], Tensor], x: Tensor, rows: Tensor | ActiveRows | slice) -> Tensor:

@@ -24,12 +24,7 @@ MIN_GAIN_OF_BF16 = 2.0
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
-    """Returns the requested device; by default a CUDA GPU, else Apple's GPU, else the CPU.
-
-    Raises:
-        OptionError: the name is not a device's.
-        MachineError: the requested device is not usable on this machine.
-    """
+    """Returns the requested device; by default a CUDA GPU, else Apple's GPU, else the CPU."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     # The best kind first.
     counts = {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
@@ -137,9 +132,6 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
     The product is [512, 1024] by [1024, 1024] on the CPU and [4096, 4096] by [4096, 4096] on a GPU, where launching the
     small one takes longer than computing it.
-
-    Raises:
-        MachineError: too little memory is free for the product.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -169,11 +161,7 @@ def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 @functools.cache
 def bus_rate(device: torch.device) -> float:
-    """Returns the bytes per second of copies from locked host memory to a GPU, the best of three, measured once.
-
-    Raises:
-        MachineError: too little memory is free for 32 MB.
-    """
+    """Returns the bytes per second of copies from locked host memory to a GPU, the best of three, measured once."""
     times = []
     try:
         host = torch.empty(2**25, dtype=torch.uint8, pin_memory=True)

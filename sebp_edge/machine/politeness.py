@@ -138,11 +138,7 @@ class _Sample(ctypes.Structure):
 
 
 class GpuUse:
-    """Watches what other processes compute on an NVIDIA GPU, as its driver's library NVML tells it.
-
-    Raises:
-        MachineError: the driver does not tell it.
-    """
+    """Watches what other processes compute on an NVIDIA GPU, as its driver's library NVML tells it."""
 
     def __init__(self, uuid: str, namespace: Path = NAMESPACE):
         if namespace.is_symlink() and str(namespace.readlink()) != _OUTSIDE:

@@ -79,7 +79,6 @@ class GpuMemory:
 
     Attributes:
         outside: bytes outside torch's allocator, as last measured.
-        peak: the largest measurement so far, in bytes.
         allocator_peak: peak bytes of tensors.
         is_capped: True, since beyond its cap torch's allocator raises an out-of-memory error.
     """

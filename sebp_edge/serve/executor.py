@@ -28,7 +28,6 @@ class Executor:
 
     Attributes:
         settings: those of the app, of which folders may change; a task has those of its time.
-        worker: None if there is none.
         running: the id of the job that the worker has; None if it has none.
     """
 

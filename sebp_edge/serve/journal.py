@@ -58,11 +58,7 @@ class Damaged(Exception):
 
 
 def set_aside(folder: Path) -> StorageError:
-    """Renames a damaged journal; returns what is to be told of it.
-
-    Raises:
-        StorageError: it cannot be renamed.
-    """
+    """Renames a damaged journal; returns what is to be told of it."""
     names = (f"{FILE}.damaged{(number and -number) or ''}" for number in count(0) if number != 1)
     name = next(name for name in names if not os.path.lexists(folder / name))
     with storage_errors("Cannot rename the damaged journal in", folder, "; delete it"):
@@ -81,11 +77,6 @@ class Journal:
 
     Attributes:
         problem: why the last commit failed, for example because the disk is full; None if it did not.
-
-    Raises:
-        Refusal: another supervisor has it.
-        Damaged: see `set_aside`.
-        StorageError: it cannot be opened, it is a link, or a newer sebp-edge wrote it.
     """
 
     def __init__(self, folder: Path):

@@ -369,11 +369,7 @@ JOBS = TRAININGS | {"export": ExportParams, "verify": VerifyParams, "download": 
 
 
 def read_object(data: bytes) -> dict:
-    """Reads a JSON object.
-
-    Raises:
-        Refusal: it is none.
-    """
+    """Reads a JSON object."""
     try:
         found = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -384,11 +380,7 @@ def read_object(data: bytes) -> dict:
 
 
 def read(line: bytes) -> dict:
-    """Reads a request of JSON-RPC 2.0.
-
-    Raises:
-        Refusal: it is no JSON object, or no request.
-    """
+    """Reads a request of JSON-RPC 2.0."""
     message = read_object(line)
     number = message.get("id")
     is_id = type(number) is int or (isinstance(number, str) and len(number) <= 200)
@@ -405,11 +397,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def parse(kind: type[Kind], params: object, method: str) -> Kind:
-    """Returns parameters as a dataclass.
-
-    Raises:
-        Refusal: one is unknown, missing, or of another type.
-    """
+    """Returns parameters as a dataclass."""
     if not isinstance(params, dict):
         raise Refusal("invalid_params", f"The params of {method!r} are not a JSON object.")
     fields = {field.name: field for field in dataclasses.fields(kind)}

@@ -128,11 +128,7 @@ def _wrong_state(job) -> Refusal:
 
 
 def check_paths(params: object, folders: Sequence[Path]) -> None:
-    """Refuses files and folders outside of those that the app may give.
-
-    Raises:
-        Refusal: a path is not absolute, or is outside.
-    """
+    """Refuses files and folders outside of those that the app may give."""
     paths = [*getattr(params, "paths", ()), *getattr(params, "folders", ())]
     paths += [getattr(params, key) for key in ("to", "file") if hasattr(params, key)]
     for path in paths:

@@ -34,7 +34,6 @@ class Planning:
     `parents.end_with_parent`.
 
     Attributes:
-        settings: of the requests to come.
         requests: those whose answer nobody has taken from here, by their `id`; None for one that is stopped.
     """
 

@@ -73,14 +73,10 @@ class ServedJobs:
         stored: the store's jobs, which are those that can be gone on with.
 
     Attributes:
-        journal: where they are kept.
         waiting: what the worker needs for each that waits, in order; never written.
         subscriptions: for each job whose events the app wants, the number of the last one that was sent.
         last_events: of forgotten jobs, the last event, if the app still waits for that.
         damage: the problem with an earlier journal, which was set aside; None if there was none.
-
-    Raises:
-        Damaged: see `Journal`, as other errors.
     """
 
     @classmethod
@@ -133,11 +129,7 @@ class ServedJobs:
         self.journal.commit()
 
     def started(self, id: str, as_sent: dict) -> ServedJob | None:
-        """Returns the job that this request has started before; None if it can start one.
-
-        Raises:
-            Refusal: another job has the id, or too many wait.
-        """
+        """Returns the job that this request has started before; None if it can start one."""
         if id in self._jobs:
             if self._digests[id] != self.journal.digest(as_sent):
                 raise Refusal("id_taken", "Another job has this id.", "Choose a new id for each job.")
@@ -147,15 +139,7 @@ class ServedJobs:
         return None
 
     def start(self, request: StartJobParams, as_sent: dict, name: str | None, params: dict) -> ServedJob:
-        """Puts a job into the queue.
-
-        Args:
-            name: the adapter's.
-            params: what the worker needs.
-
-        Raises:
-            StorageError: the journal cannot be written.
-        """
+        """Puts a job into the queue."""
         stored = request.id if request.kind in TRAININGS else None
         self._jobs[request.id] = ServedJob(request.id, request.kind, name, stored=stored)
         self._digests[request.id] = self.journal.digest(as_sent)
@@ -167,11 +151,7 @@ class ServedJobs:
         return self._jobs[request.id]
 
     def get(self, id: str) -> ServedJob:
-        """Returns a job.
-
-        Raises:
-            Refusal: there is none of that id.
-        """
+        """Returns a job."""
         if id not in self._jobs:
             raise Refusal("unknown_job", "There is no job with this id.", "jobs.list has all jobs.")
         return self._jobs[id]

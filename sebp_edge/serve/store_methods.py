@@ -73,10 +73,6 @@ class ServedStore:
         """Keeps what a job is asked to do, if it is a training; returns the adapter's name and the worker's task.
 
         Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
-
-        Raises:
-            Refusal: the store has a job of this id.
-            SebpEdgeError: there is no such model, recipe or name; or it could not be written.
         """
         if not isinstance(params, TrainingParams):
             return getattr(params, "name", None), asdict(params)

@@ -47,10 +47,8 @@ class Supervisor:
 
     Args:
         descriptors: the protocol's, to read and to write.
-        starter: see `parents.starter`.
 
     Attributes:
-        folders: those that the app may use.
         store, jobs, executor: who does what the app asks; None before `initialize`.
         planning: for plans and inspections, and for searches, which do not wait for those.
     """

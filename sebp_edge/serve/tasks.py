@@ -16,7 +16,6 @@ class Tasks:
 
     Attributes:
         stops: for each request that waits or is answered, the event that stops it.
-        job_stop, job_pause: the events that stop and pause the job that came last.
         answering: the request that is answered within a job; one that stops or is paused does not wait for the answer.
     """
 

@@ -12,7 +12,7 @@ from fake_machine import MEASURED_ON
 from pairwise import pairwise
 from random_cases import random_case
 
-from sebp_edge.ops import ActiveRows, choices, detect, select_rows, sparse_linear
+from sebp_edge.ops import ActiveRows, choices, detect, sparse_linear
 from sebp_edge.ops.choices import Algorithms, Shape
 from sebp_edge.ops.tiles import Tiles
 
@@ -169,19 +169,16 @@ TINY = Tiles(16, 16, 16, 2, 4, 2)
     dx=[None, TINY],
     dweight=[None, TINY],
     trained=["xwb", "x", "w", "b", "xb", "xw"],
-    given=["ids", "detect", "weighted"],
+    given=["ids", "detect"],
 )
 def test_every_algorithm_gives_dense_gradients(dx, dweight, trained, given, kernels, monkeypatch, poisoned_memory):
     monkeypatch.setattr(choices, "choose", lambda shape, device: choices.Algorithms(dx, dweight))
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9, torch.float32)
-    keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
-    factors = torch.arange(24) / 7
-    rows = {"ids": ids, "detect": detect, "weighted": lambda douts: select_rows(keep, factors)}[given]
+    rows = {"ids": ids, "detect": detect}[given]
     tensors = {"x": x, "w": weight, "b": bias}
     for name in trained:
         tensors[name].requires_grad_()
-    scaled = dout * factors[:, None] if given == "weighted" else dout
-    expected = torch.autograd.grad(F.linear(x, weight, bias), [tensors[name] for name in trained], scaled)
+    expected = torch.autograd.grad(F.linear(x, weight, bias), [tensors[name] for name in trained], dout)
     found = torch.autograd.grad(sparse_linear(x, weight, bias, rows), [tensors[name] for name in trained], dout)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

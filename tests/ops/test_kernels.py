@@ -17,11 +17,11 @@ def random_rows(num_rows, active, seed=0):
     return torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))[:active].sort().values.to(DEVICE)
 
 
-def selected(num_rows, active, capacity, weighted, seed=0):
+def selected(num_rows, active, capacity, seed=0):
     """Rows whose number only the device knows, none of them row 0."""
     keep = torch.zeros(num_rows, dtype=torch.bool, device=DEVICE)
     keep[1 + random_rows(num_rows - 1, active, seed)] = True
-    return select_rows(keep, draw(num_rows, seed=seed).abs() if weighted else None, capacity=capacity)
+    return select_rows(keep, capacity=capacity)
 
 
 @pairwise(share=[0.0, 0.03, 0.4, 1.0], dtype=DTYPES, **{"num_rows, num_columns": [(1, 1), (9, 7), (33, 513)]})
@@ -41,10 +41,10 @@ def test_rows_are_gathered_and_scattered_exactly(num_rows, num_columns, share, d
 def test_rows_beyond_the_count_are_gathered_as_zeros(dtype, poisoned_memory):
     x = draw(33, 600, dtype=dtype)
     x[0] = float("nan")
-    rows = selected(33, 9, capacity=20, weighted=True)
-    gathered = move_rows.gather_rows(x, rows.ids, rows.count, rows.weights)
-    assert torch.equal(gathered, reference.gather_rows(x, rows.ids, rows.count, rows.weights))
-    assert torch.equal(gathered[:9], (x[rows.ids[:9]] * rows.weights[:9, None]).to(dtype))
+    rows = selected(33, 9, capacity=20)
+    gathered = move_rows.gather_rows(x, rows.ids, rows.count)
+    assert torch.equal(gathered, reference.gather_rows(x, rows.ids, rows.count))
+    assert torch.equal(gathered[:9], x[rows.ids[:9]])
     assert not gathered[9:].any()
 
 
@@ -79,20 +79,20 @@ def test_products_of_active_rows_equal_dense_ones(shape, share, tiles, dtype, po
         assert_no_worse_than_torch(found.dbias, dout[ids].sum(0), dout[ids].double().sum(0))
 
 
-@pairwise(active=[0, 1, 20, 36], weighted=[False, True], tiles=TILES)
-def test_products_read_the_count_from_the_device(active, weighted, tiles, poisoned_memory):
-    rows = selected(37, active, capacity=36, weighted=weighted)
+@pairwise(active=[0, 1, 20, 36], tiles=TILES)
+def test_products_read_the_count_from_the_device(active, tiles, poisoned_memory):
+    rows = selected(37, active, capacity=36)
     x, weight, dout = draw(37, 45), draw(41, 45, seed=1), draw(37, 41, seed=2)
     # Rows that are not active are not read: row 0 fills the slots beyond the count.
     x[rows.slots < 0] = dout[rows.slots < 0] = float("nan")
     ids = rows.ids[:active]
-    weighted_dout = dout[ids].double() * (rows.weights[:active, None] if weighted else 1)
+    active_dout = dout[ids].double()
     dx = products.dx(dout, weight, rows, tiles)
-    torch.testing.assert_close(dx[ids].double(), weighted_dout @ weight.double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dx[ids].double(), active_dout @ weight.double(), rtol=1e-4, atol=1e-4)
     assert not dx[rows.slots < 0].any()
     found = products.dweight(dout, x, rows, tiles, x_has_all_rows=True, with_bias=True)
-    torch.testing.assert_close(found.dweight.double(), weighted_dout.T @ x[ids].double(), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.dbias.double(), weighted_dout.sum(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.dweight.double(), active_dout.T @ x[ids].double(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.dbias.double(), active_dout.sum(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tiles", TILES)

@@ -51,15 +51,14 @@ def test_outputs_and_gradients_are_pefts(shape, share, given, poisoned_memory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", ["detect", "chosen", "weighted"])
+@pytest.mark.parametrize("given", ["detect", "chosen"])
 @pytest.mark.parametrize("needs_dx", [True, False])
 def test_kernels_do_not_wait_for_the_number_of_selected_rows(given, needs_dx, kernels, no_host_sync, poisoned_memory):
     x, projections, active, douts = random_group(65, 33, (17, 9, 9), 4, 20, torch.float32, torch.float32)
     factors = torch.zeros(65).index_fill_(0, active if given == "detect" else active[::3], 1.0)
-    factors *= torch.arange(65) / 7 if given == "weighted" else 1.0
 
     def choose(douts):
-        return select_rows(factors != 0, factors if given == "weighted" else None, capacity=13)
+        return select_rows(factors != 0, capacity=13)
 
     scaled = [dout * factors[:, None] for dout in douts]
     _, expected = outputs_and_gradients(lambda *a: dense(*a, torch.float32), x, projections, scaled)

@@ -118,12 +118,11 @@ def test_a_non_finite_row_is_detected_not_dropped():
 
 @pytest.mark.parametrize("capacity", [9, 20])
 @pytest.mark.parametrize("chosen", ["before", "in the backward pass"])
-def test_weights_and_capacity_of_selected_rows_are_used(capacity, chosen, poisoned_memory):
+def test_rows_are_selected_within_a_capacity(capacity, chosen, poisoned_memory):
     x, weight, bias, ids, dout = random_case(24, 8, 6, 9)
-    factors = torch.arange(24) / 7
     keep = torch.zeros(24, dtype=torch.bool).index_fill_(0, ids, True)
-    rows = select_rows(keep, factors, capacity=capacity)
-    _, expected = gradients(F.linear, (x, weight, bias), dout * factors[:, None])
+    rows = select_rows(keep, capacity=capacity)
+    _, expected = gradients(F.linear, (x, weight, bias), dout)
     _, found = gradients(
         lambda *t: sparse_linear(*t, rows if chosen == "before" else lambda douts: rows), (x, weight, bias), dout
     )

@@ -1,6 +1,6 @@
 """Gathers and scatters rows at memory speed, in Triton.
 
-    gather     out[a] = w_a x[ids[a]], zero from the device's count on             [A, K]
+    gather     out[a] = x[ids[a]], zero from the device's count on             [A, K]
     scatter    out[n] = sum over s of x_s[slots[n]], zero if the slot is -1        [N, K]
 
 A scatter writes every row once. The sum is over the parts of a product whose contraction was split.
@@ -41,7 +41,6 @@ def _gather_rows_kernel(
     x_ptr,
     ids_ptr,
     count_ptr,
-    weights_ptr,
     out_ptr,
     num_active,
     num_columns,
@@ -56,9 +55,6 @@ def _gather_rows_kernel(
     rows = tl.load(ids_ptr + active, mask=active < count, other=0).to(tl.int64)
     mask = (active < count)[:, None] & (columns < num_columns)[None, :]
     values = tl.load(x_ptr + rows[:, None] * stride_xn + columns[None, :], mask=mask, other=0.0)
-    if weights_ptr is not None:
-        weights = tl.load(weights_ptr + active, mask=active < count, other=0.0)
-        values = (values * weights[:, None]).to(out_ptr.dtype.element_ty)
     mask = (active < num_active)[:, None] & (columns < num_columns)[None, :]
     tl.store(out_ptr + active.to(tl.int64)[:, None] * num_columns + columns[None, :], values, mask=mask)
 
@@ -88,7 +84,7 @@ def _scatter_rows_kernel(
     tl.store(out_ptr + rows.to(tl.int64)[:, None] * num_columns + columns[None, :], values, mask=within)
 
 
-def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weights_A: Tensor | None = None) -> Tensor:
+def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None) -> Tensor:
     x_NK = with_contiguous_rows(x_NK)
     out_AK = x_NK.new_empty(len(ids_A), x_NK.shape[1])
     if len(ids_A):
@@ -96,7 +92,6 @@ def gather_rows(x_NK: Tensor, ids_A: Tensor, count: Tensor | None = None, weight
             x_NK,
             ids_A,
             count,
-            weights_A,
             out_AK,
             len(ids_A),
             x_NK.shape[1],

@@ -1,7 +1,7 @@
 """The products of a linear layer's backward pass, on rows that are not gathered first, in Triton.
 
-    dx         dX[ids[a]] = w_a dY[ids[a]] W        every other row of dX is zero                    [N, K]
-    dweight    dW = sum over a of w_a dY[ids[a]]ᵀ X[a]        db = sum over a of w_a dY[ids[a]]      [M, K], [M]
+    dx         dX[ids[a]] = dY[ids[a]] W        every other row of dX is zero                    [N, K]
+    dweight    dW = sum over a of dY[ids[a]]ᵀ X[a]        db = sum over a of dY[ids[a]]      [M, K], [M]
 
 Products read rows through their ids, and dX is written once: active rows by the programs of the product, zeros by extra
 programs of the same launch. If only the device knows the number of rows, programs beyond it return, and sums over rows
@@ -43,7 +43,6 @@ def _dx_kernel(
     ids_ptr,
     slots_ptr,
     count_ptr,
-    weights_ptr,
     out_ptr,
     num_active,
     num_rows,
@@ -103,8 +102,6 @@ def _dx_kernel(
         total = tl.dot(dout, weight, total, input_precision=PRECISION)
         dout_ptrs += BLOCK_M
         weight_ptrs += BLOCK_M * stride_wm
-    if weights_ptr is not None:
-        total *= tl.load(weights_ptr + active, mask=active < count, other=0.0)[:, None]
     out_rows = active.to(tl.int64) + split.to(tl.int64) * num_active if IS_SPLIT else rows
     out_ptrs = out_ptr + out_rows[:, None] * num_inputs + columns[None, :]
     tl.store(
@@ -118,7 +115,6 @@ def _dx_kernel(
 def _store_dbias(
     dout_ptr,
     ids_ptr,
-    weights_ptr,
     dbias_ptr,
     begin,
     end,
@@ -137,10 +133,7 @@ def _store_dbias(
             rows = tl.load(ids_ptr + active, mask=active < end, other=0).to(tl.int64)
             mask = (active < end)[:, None] & (outputs < num_outputs)[None, :]
             dout = tl.load(dout_ptr + rows[:, None] * stride_dn + outputs[None, :], mask=mask, other=0.0)
-            dout = dout.to(tl.float32)
-            if weights_ptr is not None:
-                dout *= tl.load(weights_ptr + active, mask=active < end, other=0.0)[:, None]
-            sums += tl.sum(dout, axis=0)
+            sums += tl.sum(dout.to(tl.float32), axis=0)
         tl.store(dbias_ptr + out_offsets, sums.to(dbias_ptr.dtype.element_ty), mask=outputs < num_outputs)
 
 
@@ -150,7 +143,6 @@ def _dweight_kernel(
     x_ptr,
     ids_ptr,
     count_ptr,
-    weights_ptr,
     dweight_ptr,
     dbias_ptr,
     num_active,
@@ -189,9 +181,6 @@ def _dweight_kernel(
         x_mask = inside if IS_EVEN else inside & (columns < num_inputs)[None, :]
         dout = tl.load(dout_ptrs, mask=dout_mask, other=0.0)
         x = tl.load(x_ptrs, mask=x_mask, other=0.0)
-        if weights_ptr is not None:
-            weights = tl.load(weights_ptr + active, mask=active < end, other=0.0)
-            dout = (dout * weights[:, None]).to(dout_ptr.dtype.element_ty)
         total = tl.dot(tl.trans(dout), x, total, input_precision=PRECISION)
         # Load the next step's ids one step early: loads of tiles that wait for ids could not be kept in flight.
         active += BLOCK_A
@@ -206,7 +195,6 @@ def _dweight_kernel(
         _store_dbias(
             dout_ptr,
             ids_ptr,
-            weights_ptr,
             dbias_ptr,
             begin,
             end,
@@ -237,7 +225,6 @@ def dx(dout_NM: Tensor, weight_MK: Tensor, rows: ActiveRows, tiles: Tiles) -> Te
             rows.ids,
             rows.slots,
             rows.count,
-            rows.weights,
             out,
             num_active,
             num_rows,
@@ -288,7 +275,6 @@ def dweight(
         x,
         rows.ids,
         rows.count,
-        rows.weights,
         parts_SMK,
         bias_parts_S1M,
         len(rows.ids),

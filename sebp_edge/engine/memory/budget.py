@@ -25,11 +25,7 @@ class MemoryBudget:
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":
-        """Parses "8GB" (10^9 bytes each), "7.5 GiB" (2^30) or "8000MB", or takes a number of bytes.
-
-        Raises:
-            OptionError: `text` is none of these, has no unit, or is less than 1 MB, or 0.1 MB as a number.
-        """
+        """Parses "8GB" (10^9 bytes each), "7.5 GiB" (2^30) or "8000MB", or takes a number of bytes."""
         if isinstance(text, MemoryBudget):
             return text
         if isinstance(text, str):

@@ -8,10 +8,8 @@ class Footprint:
     """Peak memory of a training in bytes, by purpose.
 
     Attributes:
-        weights: the base model's weights.
         adapter: fp32 masters and the copies for computation; on the CPU also the states to restore.
         gradients: accumulated gradients; on a GPU also one micro-batch's own, unless they are added one by one.
-        optimizer: AdamW's two moments.
         activations: what the largest micro-batch keeps for its backward pass, and what that pass allocates at its peak;
             in an evaluation on the CPU also what the training goes on from.
         loss: chunks of logits, hidden states and their gradient.

@@ -36,9 +36,6 @@ def recall_machine(device: str | None, width: int = 0) -> tuple[Target, int] | N
     """Returns a device to plan for, and the bytes that are free on it now; None if torch must find that out.
 
     A CPU that torch has not measured yet is known well enough, but for its speed; fp32 takes the most memory.
-
-    Args:
-        width: the model's hidden size.
     """
     known = _read().get(known_name(device or "default", width))
     try:
@@ -67,9 +64,6 @@ def remember_machine(targets: dict[str, Target], gpu: str = "") -> None:
     Args:
         targets: the device by its names (see `known_name`), and as "default" if it is.
         gpu: the UUID of the GPU.
-
-    Raises:
-        OSError: it could not be written.
     """
     kept = [one.name for one in fields(_KnownTarget)]
     found = {

@@ -14,8 +14,6 @@ class Choice:
     Attributes:
         recipe: the recipe, with a value for everything that it leaves to the memory budget.
         dtype: the base model's dtype; "nf4" if its linear layers are in 4 bits.
-        options: what the training holds in memory at once.
-        footprint: the peak memory, by purpose.
         host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
         seconds: the estimated time of an adaptation, all of its phases included; None if unknown.
         kept: how many blocks are streamed, or also hold their 4-bit weights dequantised, in words; else empty.
@@ -72,10 +70,8 @@ class Plan:
     """The choice for a training, with its neighbours.
 
     Attributes:
-        model, device: the model, and the device that trains it.
         budget: the available bytes: those requested, or the free ones if they are fewer.
         requested_budget: the requested bytes, if fewer are free; else None.
-        chosen: the choice for the training.
         larger: the next choice for the same recipe that is faster or more precise, and needs more memory; None if there
             is none.
         smaller: the next choice that needs less memory; None if there is none.

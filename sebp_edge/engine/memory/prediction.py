@@ -40,7 +40,6 @@ def predict_footprint(
     Args:
         trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
             be left out.
-        context: bytes of the process outside torch's allocator.
         num_trainings: the number of trainings; the best state of each is kept.
     """
     activations = Activations(setup)

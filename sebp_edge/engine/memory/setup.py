@@ -21,9 +21,6 @@ class TrainingSetup:
 
     Attributes:
         recipe: the recipe, with a value for every choice.
-        on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
-        has_kernels: whether norms, gates and the loss run on our kernels.
-        itemsize: bytes of an element of the base model and of activations.
     """
 
     shape: DecoderShape

@@ -22,7 +22,6 @@ class Target:
         device: the kind of device: "cuda", "mps" or "cpu".
         dtype: the dtype of the base model's weights and of activations: "bfloat16" or "float32".
         has_kernels: whether norms, gates and the loss run on our kernels.
-        has_bitsandbytes: whether a base model can be loaded in 4 bits.
         rate: floating-point operations per second; None if unknown.
         bus: bytes per second from the host to a GPU.
         context: bytes of the process outside torch's allocator.

@@ -15,12 +15,7 @@ from sebp_edge.ops import backend
 
 
 def target_of(device: torch.device, context: int, width: int = 0) -> Target:
-    """Describes a device of this machine.
-
-    Args:
-        context: bytes of the process outside torch's allocator.
-        width: the model's hidden size.
-    """
+    """Describes a device of this machine."""
     dtype, on_gpu = devices.pick_dtype(device, width), device.type == "cuda"
     return Target(
         device=device.type,

@@ -20,9 +20,7 @@ class CatalogEntry:
     Attributes:
         repository: its Hub id; None for the bundled model.
         parameters: in billions.
-        licence: short name of the licence.
         open_alternative: for a gated model, the short name of an open one of about the same size.
-        description: text for the list of models.
     """
 
     repository: str | None
@@ -71,11 +69,7 @@ CATALOG = {
 
 
 def resolve(model: str | Path) -> ModelReference:
-    """Resolves a model's name, without loading anything and without network access.
-
-    Raises:
-        ModelError: it is neither a known name, nor a folder or file with a model, nor of the form of a Hub id.
-    """
+    """Resolves a model's name, without loading anything and without network access."""
     name = str(model)
     entry = None if isinstance(model, Path) else CATALOG.get(name.lower())
     if entry is not None:

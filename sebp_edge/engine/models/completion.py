@@ -74,14 +74,9 @@ def complete_text(
 
     Args:
         encode: encodes texts as in training, with BOS if there is one.
-        before: the text before the words.
         on_text: receives each word as soon as the model is sure of it.
         max_passes: the most passes before the first new character. With more, the probabilities within a word of many
             tokens are exact too.
-
-    Raises:
-        OptionError: an option is out of its range.
-        TextsError, ModelError, NonFiniteLogits: see `Decoder.decode`.
     """
     Sampling(max_new_tokens)  # checks the number
     check_number("min_probability", min_probability, 0, 1, "a number from 0 to 1")
@@ -116,7 +111,6 @@ class Taken(NamedTuple):
 
     Attributes:
         head: the tokens before it.
-        tokens: its tokens.
         beginning: its bytes, which the next tokens must begin with; there may be none.
         ways: the tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
     """

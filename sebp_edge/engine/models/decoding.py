@@ -180,11 +180,7 @@ class Decoder:
 
     @torch.no_grad()
     def next_logits(self, prompt: list[int], count: int, check: Callable[[], None] = lambda: None) -> Tensor:
-        """Returns the logits after each of a prompt's last `count` tokens, fp32 [count, vocabulary].
-
-        Raises:
-            TextsError, ModelError, NonFiniteLogits: as `decode`.
-        """
+        """Returns the logits after each of a prompt's last `count` tokens, fp32 [count, vocabulary]."""
         self.room_after(prompt)
         with self._computing(check):
             if self.one_by_one is not None:

@@ -99,12 +99,7 @@ class FullWeights:
 
 
 def open_weights(folder: Path) -> WeightsFile:
-    """Opens a saved model.
-
-    Raises:
-        AdapterError: it is pruned.
-        OSError, SafetensorError: its file is missing or damaged.
-    """
+    """Opens a saved model."""
     if (folder / PRUNED).is_file():
         raise AdapterError(
             f"The model in {folder.name!r} is pruned to N:M, which this sebp-edge cannot load; adapt again with "

@@ -44,8 +44,6 @@ def generate_text(
     """Continues a prompt.
 
     Args:
-        input_ids: the prompt's tokens.
-        end_ids: tokens that end the text, besides those of the model's generation config.
         decoder: of this model, which keeps what prompts begin with between calls.
         on_text: receives the new text in parts as it is generated; no part is empty.
         check: is called after each token; may raise to end the generation.
@@ -117,7 +115,6 @@ class TextStream:
 
     Attributes:
         text: all emitted parts.
-        is_stopped: whether a stop string was found.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):

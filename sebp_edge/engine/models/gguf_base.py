@@ -60,11 +60,7 @@ def refuse_unknown(file: GgufFile) -> dict[str, str]:
 def lazy_weights(
     file: GgufFile, on_meta: nn.Module, dtype: torch.dtype, check: Check = lambda: None
 ) -> dict[str, "_LazyWeight"]:
-    """Returns the weights of a model by name; each is read when it is needed, after a check that may raise.
-
-    Raises:
-        ModelError: the file lacks weights, has others, or some of another shape or of a type that cannot be read.
-    """
+    """Returns the weights of a model by name; each is read when it is needed, after a check that may raise."""
     names, lock = refuse_unknown(file), threading.Lock()
     expected = {name: tuple(weight.shape) for name, weight in on_meta.named_parameters()}
     missing, unknown = sorted(expected.keys() - names.keys()), sorted(names.keys() - expected.keys())

@@ -51,12 +51,7 @@ def config_path(reference: ModelReference) -> Path:
 
 
 def model_folder(reference: ModelReference) -> Path:
-    """Returns a folder with the complete model; downloads it if it is not cached.
-
-    Raises:
-        ModelAccessError: the repository is gated, private or does not exist.
-        ModelOfflineError: it is not cached, and the Hub is unreachable or HF_HUB_OFFLINE is set.
-    """
+    """Returns a folder with the complete model; downloads it if it is not cached."""
     cached = cached_folder(reference.location)
     if cached is not None:
         return cached

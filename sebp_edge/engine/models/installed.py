@@ -33,11 +33,7 @@ class Installed(NamedTuple):
 
 
 def find_installed(name: str) -> Path:
-    """Returns the GGUF file of a model of Ollama or LM Studio.
-
-    Raises:
-        ModelError: it is not on this machine, or has layers that cannot be used.
-    """
+    """Returns the GGUF file of a model of Ollama or LM Studio."""
     if name.startswith(OLLAMA):
         return _find_in_ollama(name)
     return _find_in_lm_studio(name)

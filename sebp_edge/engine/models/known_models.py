@@ -64,11 +64,7 @@ def recall_model(reference: ModelReference) -> KnownModel | None:
 
 
 def remember_model(reference: ModelReference, shape: DecoderShape, tokenizer) -> None:
-    """Keeps what was read of a model on this machine, unless it ships.
-
-    Raises:
-        OSError: it could not be written.
-    """
+    """Keeps what was read of a model on this machine, unless it ships."""
     file = _file_of(reference)
     if reference.kind == "bundled" or file is None or not tokenizer.is_fast:
         return
@@ -110,11 +106,7 @@ def values_of(shape: DecoderShape) -> dict:
 
 
 def shape_from(values: dict, name: str) -> DecoderShape:
-    """Returns a shape of the values of JSON.
-
-    Raises:
-        ValueError, LookupError: they are not those of a shape.
-    """
+    """Returns a shape of the values of JSON."""
     known = parse_dataclass(values, _ShapeValues)
     try:
         sizes = list(map(LinearShape._make, known.linears["sizes"]))

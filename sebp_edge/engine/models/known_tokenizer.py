@@ -91,11 +91,7 @@ class KnownTokenizer:
         return self._rust.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def get_chat_template(self, tools: list | None = None) -> str:
-        """Returns the chat template for conversations with or without tools.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Returns the chat template for conversations with or without tools."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise ValueError("there is no chat template")

@@ -92,11 +92,7 @@ class BaseModel:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The bytes of its tokens.
-
-        Raises:
-            ModelError: they are not known for this kind of tokenizer.
-        """
+        """The bytes of its tokens."""
         return Vocabulary(self.tokenizer, self.model.config.get_text_config().vocab_size)
 
     @property
@@ -137,10 +133,6 @@ def load_base_model(
     Args:
         check: called between its parts; may raise to end the loading.
         streamed_blocks: of how many blocks the frozen matrices stay in host memory, in a recipe that trains an adapter.
-
-    Raises:
-        ModelError: it is not available, is no decoder, or its files are damaged.
-        MachineError: memory runs out, or this machine cannot run base models in 4 bits.
     """
     in_4_bits, config = bool(recipe.load_in_4bit), _config_to_load(reference)
     dtype = devices.pick_dtype(device, config.get_text_config().hidden_size)

@@ -100,11 +100,7 @@ class LoraAdapter:
 
     @classmethod
     def read_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
-        """Reads an adapter's weights in the order of the parameters that it has when it is attached.
-
-        Raises:
-            BaseModelMismatch, AdapterError: see `from_folder`; shapes are not compared.
-        """
+        """Reads an adapter's weights in the order of the parameters that it has when it is attached."""
         with raising_adapter_error(folder):
             _read_config(folder)
             weights = read_weights(folder / cls.MARKERS[0])
@@ -134,11 +130,7 @@ class LoraAdapter:
         set_peft_model_state_dict(self.model, weights)
 
     def take(self, base: BaseModel, folder: Path) -> bool:
-        """Takes a saved adapter's weights into its own tensors; returns False if that has others, or another scale.
-
-        Raises:
-            BaseModelMismatch, AdapterError: see `from_folder`; the adapter is unchanged.
-        """
+        """Takes a saved adapter's weights into its own tensors; returns False if that has others, or another scale."""
         own = self.model.active_peft_config
         with raising_adapter_error(folder):
             config = _read_config(folder)
@@ -219,11 +211,7 @@ class LoraFactors(NamedTuple):
 
 
 def read_factors(folder: Path) -> LoraFactors:
-    """Reads a saved adapter without a base model.
-
-    Raises:
-        AdapterError: its files are damaged or contain NaN or infinity, or it is not plain LoRA.
-    """
+    """Reads a saved adapter without a base model."""
     with raising_adapter_error(folder):
         config, weights = _read_config(folder), read_weights(folder / LoraAdapter.MARKERS[0])
         refuse_non_finite(weights.items(), folder, LoraAdapter.MARKERS[0])

@@ -24,7 +24,6 @@ def complete_config(config, own: Mapping, architecture: str, dtype: str) -> dict
     Args:
         config: the model's config, as transformers 5 has read it.
         own: the values of the model's own config.json, which are kept; empty if it has none.
-        architecture, dtype: the model's class and the dtype of its weights.
     """
     known = json.loads(config.to_json_string())
     values = known | dict(own)
@@ -44,8 +43,6 @@ def differing_names(values: Mapping, config, unread: Collection[str]) -> list[st
     """Returns the settings that differ from a model's if its config.json is read by a program that lacks some names.
 
     Args:
-        values: the values of the config.json.
-        config: the model's config.
         unread: the names that the program does not read: `OLDER_ROPE` for transformers 5, and (`ROPE`,) for others.
     """
     read = copy.deepcopy(_without(values, {*unread, *_OTHER}))

@@ -13,7 +13,6 @@ class PrefixGroup(NamedTuple):
 
     Attributes:
         prefix: number of the tokens that are computed once for all; 0 if they are not worth it.
-        numbers: the prompts, by their numbers.
     """
 
     prefix: int

@@ -22,7 +22,6 @@ class Sampling:
     """Options of one generation.
 
     Attributes:
-        max_new_tokens: the maximum number of tokens to generate.
         temperature: divides the logits; 0 always takes the most likely token.
         top_p: draw from the most likely tokens that together have this probability.
         top_k: draw from this many of the most likely tokens; None draws from all.
@@ -30,9 +29,6 @@ class Sampling:
             multiplies the negative ones (Keskar et al. 2019); 1 changes nothing.
         stop: the text ends before the first of these strings.
         seed: makes the text repeatable; None draws anew each time.
-
-    Raises:
-        OptionError: an option is out of its range.
     """
 
     max_new_tokens: int = 200
@@ -82,7 +78,6 @@ class Sampler:
 
     Attributes:
         is_greedy: whether it always takes the token with the largest logit.
-        is_random: whether it draws random numbers.
     """
 
     def __init__(self, sampling: Sampling, device: torch.device):

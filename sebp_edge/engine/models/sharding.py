@@ -77,9 +77,6 @@ def staying_gathered(model: nn.Module, running: nn.Module) -> Iterator[None]:
 
     Args:
         model: a module around `running`, or the same.
-
-    Raises:
-        SparsityError: weights of `running` are still missing, because a module around `model` gathers them.
     """
     if not is_sharded(running):
         yield

@@ -60,11 +60,7 @@ class StreamedBlocks:
         self._next: int | None = None
 
     def lock(self, size: int) -> Tensor:
-        """Allocates bytes of host memory that stay where they are, so that the GPU copies and reads them by itself.
-
-        Raises:
-            MachineError: the machine has no such memory left.
-        """
+        """Allocates bytes of host memory that stay where they are, so that the GPU copies and reads them by itself."""
         try:
             memory = torch.zeros(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         except RuntimeError as error:
@@ -156,10 +152,6 @@ def stream_blocks(
         number: of how many blocks the matrices are streamed; they are spread evenly.
         compute_dtype: loads the linear layers of blocks in 4 bits, which compute in it; None leaves them as they are.
         check: called with each block on the device before it is streamed.
-
-    Raises:
-        ModelError: its blocks are not found.
-        MachineError: see `StreamedBlocks.lock`.
     """
     blocks = blocks_of(model)
     if len(blocks) < number:

@@ -27,9 +27,6 @@ class Vocabulary:
 
     Args:
         tokenizer: a fast tokenizer, byte-level or SentencePiece's.
-
-    Raises:
-        ModelError: it is of another kind.
     """
 
     def __init__(self, tokenizer, size: int):

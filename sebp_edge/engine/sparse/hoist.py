@@ -237,10 +237,6 @@ def rows_attention(
 
     Returns:
         [1, A, H, E], and None for the attention weights.
-
-    Raises:
-        SparsityError: a keyword or a mask asks for something that is not implemented (such as sinks), or
-            `cu_seq_lens_q` is missing.
     """
     if cu_seq_lens_q is None:
         raise SparsityError(

@@ -59,10 +59,6 @@ class HoistedIfExact(Hoisted):
 
     Args:
         batch: token ids [B, T] and their plan, to compare on; by default any tokens.
-        options: see `Hoisted`.
-
-    Raises:
-        SparsityError: the model computes something else on active rows, or cannot run on them.
     """
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, RowPlan] | None = None, **options):

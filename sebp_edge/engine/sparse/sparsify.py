@@ -319,7 +319,6 @@ class _Findings:
         first_modules: modules whose outputs are the first hidden states.
         after_attention: modules that work row by row and feed only the head.
         loss: the loss without logits; None if the model keeps its own.
-        verification: which kinds of calls were verified.
         causality: the result of the trial; None before it.
         state: the state that all of this depends on; None during the first call.
     """
@@ -362,7 +361,6 @@ class _Call:
     """One forward pass of the model.
 
     Attributes:
-        rows: the rows of its batch.
         given_plan: the plan of a loss other than the model's own, if any.
         inputs: the rows kept of an input that several layers read.
         latest: a weak reference to the latest output of a linear layer, and that layer's rows.

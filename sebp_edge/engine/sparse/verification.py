@@ -69,7 +69,6 @@ class VerifiedCalls:
         compute that row, the backward pass raises a SparsityError.
 
         Args:
-            rows: the rows of the pass.
             first_modules: modules whose outputs are the first hidden states, in order; the first output that requires
                 a gradient is checked.
         """
@@ -114,7 +113,6 @@ class UnverifiedRows:
     """Rows of a batch whose kind of call is not verified yet: each layer detects its own and compares them.
 
     Args:
-        predicted: the rows that the batch predicts.
         results: gets `call_kind` once all layers have run, and whether one of them detected another row (bool []).
     """
 

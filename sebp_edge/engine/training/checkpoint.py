@@ -48,8 +48,6 @@ class RunState:
     """How far a run is.
 
     Attributes:
-        seconds: how long it has taken.
-        progress: the progress of each training, in order.
         learner: what the last of them goes on from; None unless it is running.
         share: how much of the whole call is done, from 0 to 1.
     """
@@ -116,11 +114,7 @@ class CheckpointFiles:
             self._delete_others()
 
     def read(self) -> RunState | None:
-        """Returns the state in the checkpoint; None if there is none.
-
-        Raises:
-            JobError: it is damaged, or of a newer sebp-edge.
-        """
+        """Returns the state in the checkpoint; None if there is none."""
         if not (self.folder / FILE).exists():
             return None
         try:
@@ -200,9 +194,6 @@ class Checkpoints:
 
     Args:
         files: where they are written; None to write none.
-        signal: requests stops and pauses.
-        sink: receives notices.
-        run: what they are of.
 
     Attributes:
         has_failed: whether the last one could not be written, or none is any more.

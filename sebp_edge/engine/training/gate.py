@@ -42,7 +42,6 @@ class EarlierVersion:
     """A version that a new one is compared with.
 
     Attributes:
-        version: its number.
         losses: its judged states' losses of test documents; None if there are none.
         reason: why it is not comparable, as the end of a sentence; empty if it is.
     """
@@ -57,7 +56,6 @@ class Life:
     """What an adapter has been through when an adaptation begins.
 
     Attributes:
-        active: the active version; None if there is none.
         best: the best version so far, if it is another one and can be compared.
         left_out: a version that was better still, but cannot be compared.
         refused: how many versions the gate has refused beside an earlier one.
@@ -93,7 +91,6 @@ class GateResult:
             together; None if there were no test documents.
         gain: the comparison of the two, without boilerplate lines; None if it was not judged.
         words: what ghost text would have done in the test documents; None if that was not counted.
-        life: the earlier versions.
         gain_over_active: the comparison with the active version, on documents that neither has been trained on; None if
             there was none.
         gain_over_best: the same with the best version so far, which may be the active one.
@@ -264,8 +261,6 @@ class Gate:
     Attributes:
         margin: the gain over the base model that counts, as a share of its loss.
         cluster_of: the cluster of near-duplicates of each document; clusters are the units of the statistics.
-        can_judge: whether the documents allow a judgement.
-        life: the earlier versions.
     """
 
     margin: float

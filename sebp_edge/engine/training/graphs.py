@@ -162,7 +162,6 @@ class MicroBatchGraphs:
         """Adds a micro-batch's loss and passes its gradients to an update; does not wait for the GPU.
 
         Args:
-            tokens: the micro-batch, on the host.
             loss_tokens: the divisor of the sum of losses.
             part: the name of the update that consumes the gradients.
 
@@ -177,11 +176,7 @@ class MicroBatchGraphs:
         self._refuse_changes()
 
     def capture(self, tokens: ActiveTokens) -> None:
-        """Captures the graph that `accumulate` will replay, unless it exists; changes nothing.
-
-        Raises:
-            CannotCapture: see `accumulate`.
-        """
+        """Captures the graph that `accumulate` will replay, unless it exists; changes nothing."""
         self._get_graph(GRADIENTS, self.bucket(tokens.sizes), tokens)
 
     def bucket(self, sizes: Bucket) -> Bucket:
@@ -192,10 +187,6 @@ class MicroBatchGraphs:
         """Returns the loss of every loss row, in nats: fp32 [C]. Tokens and losses are on the host.
 
         With the part `WORDS`, returns what is read of their words instead, fp32 [C, F].
-
-        Raises:
-            CannotCapture: the micro-batch cannot be captured.
-            SparsityError: the model has changed since its graphs were captured.
         """
         bucket = self._evaluated.holding(tokens.sizes)
         filled = tokens.filled(bucket)

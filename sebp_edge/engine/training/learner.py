@@ -64,18 +64,12 @@ class Learner:
     """Computes losses, gradients and updates of an adaptation, until `release` and `remove`.
 
     Args:
-        examples: see `RowLosses`.
-        options: what the training holds in memory at once.
         guard: limits the memory; by default to all free memory.
-        check: see `RowLosses`.
         words: returns what reads the words of test documents; None to compute their losses only.
 
     Attributes:
-        adaptation: the adaptation whose parameters are trained.
         row_losses: computes the losses without graphs.
         graphs: the graphs of micro-batches; None if micro-batches run eagerly.
-        update: updates the parameters.
-        guard: checks how much memory the process uses.
     """
 
     def __init__(
@@ -173,11 +167,7 @@ class Learner:
         self._loss.zero_()
 
     def accumulate(self, micro_batch: MicroBatch, loss_tokens: int) -> None:
-        """Adds a micro-batch's gradients and loss to the step's.
-
-        Args:
-            loss_tokens: the divisor of the sum of losses.
-        """
+        """Adds a micro-batch's gradients and loss to the step's."""
         if self.graphs is not None:
             try:
                 self.graphs.accumulate(self.row_losses.pack(micro_batch.examples), loss_tokens)

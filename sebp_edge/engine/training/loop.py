@@ -37,7 +37,6 @@ class TrainingProgress:
         losses: the loss of each step, in nats per loss token.
         validations: the number of these losses before each evaluation, and the validation loss.
         epoch: how many of the schedule's epochs are over, with the evaluation after them.
-        epoch_steps: the steps done in the current epoch.
         is_over: whether the training is over; the best state does not change any more.
         before, after: the test losses before the training and after it; None until they are known.
     """
@@ -79,11 +78,7 @@ class Trainer:
     """Trains one adaptation and leaves it in its best state.
 
     Attributes:
-        learner: runs the steps and evaluations.
-        on_event: receives the events.
-        phase: the name of this training in events.
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
-        clock: counts the seconds of the steps.
         pending: the steps whose outcome has not been read yet; None for one that runs.
         set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
@@ -111,9 +106,6 @@ class Trainer:
         comes soon.
         After an interruption, the adaptation is in the best state so far, or in its current state if no epoch has
         improved on the start.
-
-        Raises:
-            NonFiniteLoss: the loss or its gradient became NaN or infinite.
         """
         progress = self.progress
         epochs = schedule.epochs[: schedule.last_epoch]

@@ -33,11 +33,9 @@ class RowLosses:
         check: called several times within a micro-batch on the CPU, where one takes long; may raise to end it.
 
     Attributes:
-        examples: the examples.
         hoisted: the handle of a model that computes active rows only; None if it computes padded batches.
         shares_prefixes: whether what sequences begin with in common is computed once: there may be such sequences, the
             device's attention takes them, and a trial shows that this is exact.
-        limit: the maximum number of rows of a micro-batch.
     """
 
     def __init__(

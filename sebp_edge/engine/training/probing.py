@@ -51,8 +51,6 @@ def probe(
     Args:
         adaptation: attached to `base`.
         on_event: receives the progress after each micro-batch; may raise to stop.
-        options: what to hold in memory at once.
-        check: see `RowLosses`.
     """
     examples, first = probes.examples, probes.num_general
     refuse_unknown_tokens(base.model, chain.from_iterable(example.input_ids for example in examples))

@@ -91,14 +91,8 @@ class Breaks:
 class RecoveringLearner:
     """Runs a schedule's steps and evaluations; a context manager that restores the model's original code.
 
-    Args:
-        adaptation, recipe, examples, collator, options, guard, words: see `Learner`.
-
     Attributes:
         plain: computes what fits into memory.
-        breaks: what is done between steps and within.
-        adaptation, row_losses: see `Learner`.
-        schedule: the current schedule.
         limit: the current maximum number of rows of a micro-batch.
         steps_ahead: the number of steps whose outcome may be unread when the next one starts.
     """
@@ -139,9 +133,6 @@ class RecoveringLearner:
             later: the schedules that follow. Their micro-batches must fit too, and share the graphs of this one: a
                 graph that is warmed up after the first capture takes memory in addition.
             state: what the learner goes on from within this schedule; None at its beginning.
-
-        Raises:
-            RuntimeError, MemoryError: a single example does not fit.
         """
         self._later = later
         if state is not None:
@@ -170,9 +161,6 @@ class RecoveringLearner:
 
         Returns True without a dry run if the guard has no limit, or if an equally large micro-batch fitted before.
         Weights, moments, gradients and random states stay unchanged, bit for bit.
-
-        Raises:
-            RuntimeError, MemoryError: a single example does not fit.
         """
         largest = self._largest_micro_batch(self.schedule, *self._later)
         guard = self.plain.guard

@@ -38,10 +38,7 @@ class Task:
     """What is trained on, and how.
 
     Attributes:
-        dataset: the examples.
         schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
-        recipe, seed: how, and the random seed.
-        options: what the training holds in memory at once.
         starts: the folders of the states that the trainings begin in, that of the training on all documents last; if
             empty, they begin with fresh weights.
     """
@@ -59,10 +56,8 @@ class TrainingRun:
 
     Args:
         resumed: how far an earlier process has come with the same task; None to begin.
-        breaks: what is done between steps and within.
 
     Attributes:
-        task: what is trained on, and how.
         adaptation: the trained adaptation; None before the first training.
         progress: the progress of each training, in order.
         judged_states: the states that the gate has judged: one, or one for each fold.
@@ -71,7 +66,6 @@ class TrainingRun:
         is_hoisted: whether only active rows are computed; None before the first training.
         clock: counts the seconds in which the process can run.
         began: when the run was made, by the clock.
-        guard: the memory limit and peak.
     """
 
     def __init__(
@@ -126,9 +120,6 @@ class TrainingRun:
 
         Args:
             known: test losses of the base model that need not be computed.
-
-        Raises:
-            AdapterError: a state to begin in cannot be read, or is not one of this recipe's.
         """
         self._known = known or HeldOutLoss()
         starts = [read_state(self.base, folder) for folder in self.task.starts]

@@ -37,13 +37,6 @@ def scoring(
     """Context of a function that computes the losses of examples by document, as an evaluation during a training does.
 
     It may be called again after the values of weights have changed, in place. At the end the model is restored.
-
-    Args:
-        check: see `RowLosses`.
-        words: reads the words, too.
-
-    Raises:
-        RuntimeError, MemoryError: a single example does not fit into memory.
     """
     # The training tells the user if the model runs on padded batches.
     with torch.no_grad(), RowLosses(model, examples, collator, device, silent, options, check) as row_losses:
@@ -66,11 +59,7 @@ def in_micro_batches(
     device: torch.device,
     on_event: Sink,
 ) -> Iterator[tuple[list[Outline], Result]]:
-    """Yields each micro-batch without gradients and its result; continues with smaller ones if memory runs out.
-
-    Raises:
-        RuntimeError, MemoryError: a single example does not fit into memory.
-    """
+    """Yields each micro-batch without gradients and its result; continues with smaller ones if memory runs out."""
     done = 0
     remaining = limit.cut(examples, is_evaluated=True)
     while remaining:

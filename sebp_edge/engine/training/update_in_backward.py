@@ -22,11 +22,7 @@ from sebp_edge.recipe import Recipe
 
 
 class UpdateInBackward:
-    """Applies AdamW in every backward pass; the parameters' `grad` is None before and after.
-
-    Attributes:
-        can_accumulate: whether a step may have several micro-batches.
-    """
+    """Applies AdamW in every backward pass; the parameters' `grad` is None before and after."""
 
     can_accumulate = False
 

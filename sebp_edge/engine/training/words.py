@@ -61,11 +61,7 @@ class _Token(NamedTuple):
 
 
 class WordReader:
-    """Reads the words of examples from the logits of their loss rows.
-
-    Args:
-        device: the model's.
-    """
+    """Reads the words of examples from the logits of their loss rows."""
 
     def __init__(self, vocabulary: Vocabulary, device: torch.device):
         self._vocabulary, self._goes_on = vocabulary, vocabulary.going_on_after("a").tolist()
@@ -91,7 +87,6 @@ class WordReader:
 
         Args:
             logits: of some loss rows at a time, one after another: fp32 [c, V].
-            targets_C: the labels of all loss rows.
         """
         rows, begin = [], 0
         # A padded batch's logits are all there at once; their probabilities need not be.

@@ -40,11 +40,7 @@ _SECONDS_TO_END = 1
 
 
 def read_token(path: Path) -> str:
-    """Returns the token in a file that only its owner can read, which is made at the first call.
-
-    Raises:
-        StorageError: others can read it, it is damaged, or cannot be written.
-    """
+    """Returns the token in a file that only its owner can read, which is made at the first call."""
     with storage_errors("Cannot write to", path):
         make_private(path.parent)
         if not path.exists():
@@ -58,11 +54,7 @@ def read_token(path: Path) -> str:
 
 
 def listen(port: int) -> socket.socket:
-    """Returns a socket that listens on this machine only; 0 takes any free port.
-
-    Raises:
-        OptionError: another program listens there, or the system refuses the port.
-    """
+    """Returns a socket that listens on this machine only; 0 takes any free port."""
     # asyncio sets TCP_NODELAY only if the protocol is given; without it, each small message waits 40 ms.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -134,8 +126,8 @@ async def open_endpoint(
         origins, without: see `Guard` and `OpenAi`.
 
     Raises:
-        OptionError: see `listen`.
-        StorageError: see `read_token`.
+        OptionError: another program listens there, or the system refuses the port.
+        StorageError: the file with the token is damaged, others can read it, or it cannot be written.
     """
     token = read_token(path := store / "http-token")
     with listen(port) as listening:
@@ -159,9 +151,7 @@ def run(port: int, folders: Sequence[Path], model: str, origins: Sequence[str]) 
     """Serves apps on this machine until a signal ends it.
 
     Args:
-        model: the base model.
         folders: those that questions are answered from; the app that starts this process may change them later.
-        origins: see `Guard`.
     """
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # which warns of apps that go while they are answered
     try:

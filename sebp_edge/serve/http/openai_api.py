@@ -25,7 +25,6 @@ class OpenAi:
     """Answers requests through a client of the server.
 
     Args:
-        store: the server's.
         model: the base model without an adapter; adapters have their own.
         without: what the server may read, but no question is answered from: the model's own files.
     """

@@ -28,11 +28,7 @@ _STATUS |= {"not_allowed": 405, "too_long": 413, "internal": 500, "worker_broken
 
 
 def request_of(body: dict, *, is_chat: bool) -> tuple[str, dict]:
-    """Returns the method that answers a request, and its parameters but for the base model and the folders.
-
-    Raises:
-        Refusal: it asks for what is not offered.
-    """
+    """Returns the method that answers a request, and its parameters but for the base model and the folders."""
     for name, neutral in _NOT_OFFERED.items():
         if body.get(name) and body[name] != neutral:
             raise Refusal("invalid_params", f"{name!r} is not offered here.")

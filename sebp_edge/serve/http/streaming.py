@@ -14,11 +14,7 @@ from sebp_edge.serve.streams import MAX_LINE
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns a request's body.
-
-    Raises:
-        Refusal: it is longer than a line may be. What is left of it is read all the same, so that the app reads why.
-    """
+    """Returns a request's body. One that is too long is read to its end, too, so that the app reads the refusal."""
     body, size = bytearray(), 0
     async for part in request.stream():
         size += len(part)
@@ -66,11 +62,7 @@ class EventStream(StreamingResponse):
 
 
 async def unless_gone(request: Request, answer: Awaitable):
-    """Returns the awaited result.
-
-    Raises:
-        Refusal: the app has disconnected; the answer is cancelled.
-    """
+    """Returns the awaited result; cancels it, and refuses the request, once the app has disconnected."""
 
     async def wait_until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -121,11 +121,7 @@ class Family:
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """Returns the config of a file's model.
-
-    Raises:
-        ModelError: it is no model of a known family, or asks for something that is not known here.
-    """
+    """Returns the config of a file's model."""
     family = _family_of(file)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -161,11 +157,7 @@ def _key_value_heads(file: GgufFile, heads: int) -> int:
 
 
 def weight_names(file: GgufFile) -> dict[str, str]:
-    """Returns the file's name of each weight of its model, by transformers' name.
-
-    Raises:
-        ModelError: the file has tensors that its family does not have.
-    """
+    """Returns the file's name of each weight of its model, by transformers' name."""
     family, found = _family_of(file), {}
     for name in file.tensors:
         if name in ROPE_TENSORS:
@@ -246,11 +238,7 @@ def _token_ids(file: GgufFile) -> dict[str, Any]:
 
 
 class GgufModel:
-    """A model's tensors and settings under their names in GGUF.
-
-    Raises:
-        ExportError: llama.cpp does not compute this model as transformers does.
-    """
+    """A model's tensors and settings under their names in GGUF."""
 
     def __init__(self, config):
         written = [model_type for model_type, family in FAMILIES.items() if family.check is not None]

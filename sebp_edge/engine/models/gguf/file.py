@@ -59,12 +59,8 @@ class GgufFile:
 
     Attributes:
         name: what messages call it.
-        size: in bytes.
         metadata: values by key: numbers, strings, and lists of either.
         tensors: the tensors by name, in the file's order.
-
-    Raises:
-        ModelError: it cannot be read, is not a GGUF file, or is damaged.
     """
 
     def __init__(self, path: Path, name: str | None = None):
@@ -96,11 +92,7 @@ class GgufFile:
         return self.get("general.architecture", str, "")
 
     def get(self, key: str, kind: type[T], default: Any = None) -> T | Any:
-        """Returns a value of the metadata, or `default` if there is none.
-
-        Raises:
-            ModelError: it is not of the type `kind`.
-        """
+        """Returns a value of the metadata, or `default` if there is none."""
         value = self.metadata.get(key)
         if value is None:
             return default
@@ -111,11 +103,7 @@ class GgufFile:
         return value
 
     def positive(self, kind: type[T], key: str, default: T | None = None) -> T:
-        """Returns a positive number of the family's metadata; `key` lacks the family's name.
-
-        Raises:
-            ModelError: it is not positive or finite, or absent without a default.
-        """
+        """Returns a positive number of the family's metadata; `key` lacks the family's name."""
         key = f"{self.architecture}.{key}"
         value = self.get(key, kind, default)
         if value is None or not 0 < value < (2**31 if kind is int else math.inf):
@@ -134,22 +122,14 @@ class GgufFile:
             raise ModelError(f"{self.name!r} has tensors of type {', '.join(unknown)}; expected {known}.")
 
     def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Returns a tensor's weights, rounded from fp32 to `dtype`.
-
-        Raises:
-            ModelError: its type cannot be dequantised, or the file has changed.
-        """
+        """Returns a tensor's weights, rounded from fp32 to `dtype`."""
         tensor = self.tensors[name]
         if tensor.kind is None:
             self.refuse_unreadable_types()
         return dequantise(self.read_bytes(name), tensor.kind, torch.empty(tensor.shape, dtype=dtype))
 
     def read_bytes(self, name: str) -> Tensor:
-        """Returns a tensor's bytes as they are in the file, uint8.
-
-        Raises:
-            ModelError: the file has changed.
-        """
+        """Returns a tensor's bytes as they are in the file, uint8."""
         tensor = self.tensors[name]
         raw = torch.empty(tensor.size, dtype=torch.uint8)
         self._file.seek(tensor.offset)

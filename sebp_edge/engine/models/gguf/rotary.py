@@ -27,9 +27,6 @@ def read_rope(file: GgufFile, head_size: int, context: int) -> dict[str, Any]:
 
     Args:
         context: the longest text that the model reads.
-
-    Raises:
-        ModelError: they are of a kind that is not known here.
     """
     rope = {"rope_type": "default", "rope_theta": file.positive(float, "rope.freq_base", 10_000.0)}
     size = file.positive(int, "rope.dimension_count", head_size)

@@ -61,11 +61,7 @@ WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "lfm2", "tekken")
 
 
 def tokenizer_of(file: GgufFile) -> Tokenizer:
-    """Returns the tokenizer of a file, with BOS and EOS added as llama.cpp does.
-
-    Raises:
-        ModelError: the file has none, or one of a kind that is not known.
-    """
+    """Returns the tokenizer of a file, with BOS and EOS added as llama.cpp does."""
     tokens, kind = file.get("tokenizer.ggml.tokens", list, []), file.get("tokenizer.ggml.model", str, "")
     if not tokens or not all(isinstance(token, str) for token in tokens):
         raise ModelError(f"{file.name!r} has no tokenizer; download the model again, or another file of it.")
@@ -89,11 +85,7 @@ def tokenizer_of(file: GgufFile) -> Tokenizer:
 
 
 def special_tokens_of(file: GgufFile) -> dict[str, str]:
-    """Returns the tokens with a role, in transformers' words: "bos_token", "eos_token", "unk_token", "pad_token".
-
-    Raises:
-        ModelError: a role has a token that is not in the vocabulary.
-    """
+    """Returns the tokens with a role, in transformers' words: "bos_token", "eos_token", "unk_token", "pad_token"."""
     tokens = file.get("tokenizer.ggml.tokens", list, [])
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     found = {name: _token(file, tokens, role) for name, role in roles.items()}

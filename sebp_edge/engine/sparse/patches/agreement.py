@@ -70,7 +70,6 @@ def find_mismatch(
     Args:
         expected: called before `found`.
         tolerance: the largest relative difference in low precision.
-        with_hooks: whether users' hooks run.
     """
     try:
         with evaluating(model, with_hooks=with_hooks):

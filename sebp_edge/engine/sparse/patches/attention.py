@@ -29,7 +29,6 @@ class FusedAttention(Patch):
 
     Args:
         decoder: a model whose attention function is `sebp_edge.engine.sparse.hoist.rows_attention`.
-        max_dq_bytes: see `sequence_attention_`.
 
     Attributes:
         scores: the options of the scores of each replaced block.

@@ -35,7 +35,6 @@ class CheckpointedBlocks(Patch):
     recompute them. So a checkpoint of the last block would save nothing.
 
     Args:
-        num_blocks: how many blocks are in checkpoints; fewer than there are.
         offload: whether their inputs are kept in host memory; then each backward pass must run before the next forward
             pass.
     """

@@ -68,7 +68,6 @@ class FusedLora(Patch):
 
         Args:
             rows_for: returns the active rows of layers that are computed together; None, the default, for all rows.
-            ungrouped: a layer that is never computed together with others, if any.
             source_of: returns what recomputes an input in the backward pass, or None to keep the input.
         """
         scratch = ScratchBuffer()

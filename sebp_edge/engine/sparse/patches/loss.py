@@ -57,10 +57,6 @@ class Head:
 
     Args:
         max_logits: the largest number of logits that exist at once; at least one row's.
-
-    Raises:
-        SparsityError: the head is not a linear layer without a bias, or is not called: it has hooks, or its forward is
-            replaced.
     """
 
     def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS, check: Check = lambda: None):
@@ -132,7 +128,6 @@ class FusedLoss:
     Holds for the model as it is when this is made.
 
     Args:
-        original_forward: the decoder's forward before it was sparsified.
         is_wrapped: whether that is not its class's own. This calls the base model, past anything that wraps it.
     """
 
@@ -165,7 +160,6 @@ class FusedLoss:
         """Returns the model's output: its loss, no logits, and the other outputs of the base model.
 
         Args:
-            only_loss_rows: whether the last layer is restricted to loss rows if that is exact.
             watch: gets all that the parts of such a layer read and return; they are not restricted then.
         """
         # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.

@@ -23,9 +23,6 @@ class ChunkedMlps(Patch):
 
     Args:
         chunk_rows: the most rows of a chunk; None leaves MLPs whole.
-
-    Attributes:
-        is_recomputing_block: whether a block is being recomputed, only for what it keeps.
     """
 
     def __init__(self, decoder: nn.Module, chunk_rows: int | None):

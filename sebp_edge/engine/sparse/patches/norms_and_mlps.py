@@ -20,11 +20,7 @@ MLP_PARTS = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 class SmallOps(Patch):
-    """Handle of one decoder's replaced norms and MLPs.
-
-    Attributes:
-        replaced: the modules that run on our operations.
-    """
+    """Handle of one decoder's replaced norms and MLPs."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()

@@ -90,7 +90,6 @@ class Restarts(Patch):
     """Handle of one decoder's layers whose state restarts at each text.
 
     Attributes:
-        layers: these layers.
         layout: where the texts of the present batch lie; None outside of one.
     """
 

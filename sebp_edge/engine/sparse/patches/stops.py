@@ -14,7 +14,6 @@ class Stops(Patch):
     """Handle of one model's checks, from `attach` on, or in a context.
 
     Args:
-        model: a decoder, or a PEFT model around one.
         check: called before a layer computes, and before its backward pass; may raise, which ends the pass.
     """
 

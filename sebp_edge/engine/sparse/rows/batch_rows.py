@@ -34,7 +34,6 @@ class SkippedKinds(NamedTuple):
     """Which kinds of rows a batch skips.
 
     Attributes:
-        padding: whether it skips padding.
         unread_tokens: whether it skips real tokens that no loss reads.
     """
 
@@ -54,7 +53,6 @@ class BatchRows:
         up_to_attention: the rows of norms, and of linear layers up to the last attention; None for all rows.
         after_attention: the rows of linear layers after the last attention; None for all rows.
         num_pooled: B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
-        skipped_kinds: the kinds of rows that are skipped.
     """
 
     num_rows: int | None
@@ -79,10 +77,6 @@ ALL = BatchRows(None, None, None)
 
 def decoder_plan(model: nn.Module, inputs: dict) -> RowPlan | None:
     """Makes the plan of a batch from its labels, for a causal decoder.
-
-    Args:
-        model: the transformers model.
-        inputs: the keyword arguments of its call.
 
     Returns:
         The plan, on the device of the labels; its loss rows and targets hold for any padding. None if the model is not

@@ -21,7 +21,6 @@ class Batch:
 
     Attributes:
         input_ids, attention_mask, labels: int64 [B, T], padded on the right; labels are -100 on padding.
-        plan: the active rows and loss rows.
     """
 
     input_ids: Tensor

@@ -20,8 +20,7 @@ class DroppedRows:
         rows: the number of rows of dL/dY over all passes.
         active: the number of non-zero rows.
         kept: the number of rows that were computed.
-        lost_energy: the share of the squared norm in active rows that were not kept, averaged over the passes. An
-            unbiased rule compensates for it by weights.
+        lost_energy: the share of the squared norm in active rows that were not kept, averaged over the passes.
         epsilon: relative to the median norm, given or derived; None if there is none, or none yet.
     """
 

@@ -91,7 +91,6 @@ class Group:
     """The examples of one optimizer step or one evaluation, cut into micro-batches.
 
     Attributes:
-        examples: the examples, in any order.
         micro_batches: the same examples, as they are computed together.
     """
 
@@ -116,16 +115,12 @@ class Schedule:
     """The steps and evaluations of one training; `lay_out` makes them.
 
     Args:
-        batches: the batches of each epoch, as lists of examples.
-        validation: the validation split, which selects the best state.
-        test: the test split, which decides whether to keep the result.
         trains_on_all: whether this is the last training, on all documents. `test` then holds the validation documents
             of the other trainings, and is evaluated only after this one.
         learns_on: whether it begins in a state that was trained before. That state is not evaluated, and never the best
             one, since it has not learnt what is new.
 
     Attributes:
-        epochs: the steps of each epoch.
         last_epoch: the last epoch to train; later ones only shape the learning rate schedule.
         validation: the validation examples, evaluated before the first epoch and after each epoch.
         test: the test examples, evaluated before and after the training, or only after it (`trains_on_all`).
@@ -249,9 +244,6 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
 
     Args:
         lessons: the documents of each training if it learns on from an earlier version; None to train on all.
-
-    Raises:
-        TextsError: see `Draw.splits`.
     """
 
     def batches(own: list[Outline], epochs: int) -> list[list[list[Outline]]]:

@@ -22,7 +22,6 @@ def share_beginnings(tokens: ActiveTokens, *, on_gpu: bool = False) -> ActiveTok
 
     Args:
         tokens: sequences that continue none, with positions counted from 0.
-        on_gpu: whether a GPU computes them.
     """
     begins, ids = tokens.cu_seqlens.tolist(), tokens.input_ids.tolist()
     lengths = tokens.cu_seqlens.diff().tolist()
