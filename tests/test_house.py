@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_025
+MAX_LINES = 52_636
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,20 +63,20 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_907,
-    "engine.models": 5_085,
-    "engine.models.gguf": 1_305,
-    "engine.sparse": 1_715,
-    "engine.sparse.patches": 2_679,
-    "engine.sparse.rows": 1_240,
-    "engine.training": 4_168,
+    "engine.memory": 1_881,
+    "engine.models": 4_993,
+    "engine.models.gguf": 1_262,
+    "engine.sparse": 1_703,
+    "engine.sparse.patches": 2_660,
+    "engine.sparse.rows": 1_223,
+    "engine.training": 4_082,
     "export": 1_869,
     "lessons": 2_256,
-    "machine": 1_107,
+    "machine": 1_090,
     "reading": 6_403,
     "research": 1_698,
     "run": 5_900,
-    "serve": 3_913,
+    "serve": 3_836,
     "store": 2_895,
     "values": 1_815,
 }

@@ -1,6 +1,7 @@
 """What an owner of notes reads fits one screen: 24 lines of 80 columns, this machine's models first."""
 
 import json
+import re
 
 import pytest
 from builders import make_sentences
