@@ -29,7 +29,8 @@ from .frozen_weights import dequantise
 
 logger = logging.getLogger(__name__)
 
-THREADS = 12
+# Each leaves handles of libraries behind, which take memory of the GPU.
+THREADS = 4
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_plan import Plan
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.memory.target import Target
-from sebp_edge.engine.memory.this_machine import target_of
+from sebp_edge.engine.memory.this_machine import present_target
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.libraries import quiet_libraries
 from sebp_edge.engine.models.loading import BaseModel, local_tokenizer
@@ -62,8 +62,7 @@ class ModelCall(Call):
         """Returns what a training here, or on an absent GPU, is planned for."""
         shape, where = read_shape(self.reference), absent_gpu
         if where is None:
-            overhead = memory_of(self.device).planned_overhead(self.in_use.loaded_bytes)
-            where = target_of(self.device, overhead, shape.hidden), self.current_budget()
+            where = present_target(self.device, self.in_use.loaded_bytes, shape.hidden), self.current_budget()
         return Conditions(shape, local_tokenizer(self.reference), *where)
 
     def current_budget(self) -> MemoryBudget:
@@ -73,7 +72,9 @@ class ModelCall(Call):
     def load(self, recipe: Recipe | None = None, streamed: int | None = None) -> BaseModel:
         """Loads the base model; see `ModelInUse.load`."""
         self.signal.check()
-        return self.in_use.load(self.notify, recipe, lambda load: self.job.watch(load, self.check), streamed)
+        return self.in_use.load(
+            self.notify, recipe, watch=lambda load: self.job.watch(load, self.check), streamed=streamed
+        )
 
     def load_adapter(self, adapter: str | Path, version: int | None) -> AdapterRecord:
         """Puts a saved adapter on the base model; see `Personalizer.load_adapter`."""

@@ -108,7 +108,7 @@ def test_twenty_requests_at_once_are_answered_while_a_job_trains_that_two_apps_f
     numbers = [each["params"]["number"] for each in events]
     assert numbers == [*range(1, len(events) + 1)] and {each["method"] for each in events} == {"job.event"}
     assert later == events[5:]
-    assert events[-1]["params"]["event"]["state"] == "done"
+    assert events[-1]["params"]["event"]["state"] == "done", events[-1]["params"]["event"]
     assert door.call("GET", "/v1/models")[1]["data"][-1]["id"] == "default@1"
 
 

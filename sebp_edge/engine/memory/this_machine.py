@@ -29,6 +29,13 @@ def target_of(device: torch.device, context: int, width: int = 0) -> Target:
     )
 
 
+def present_target(device: torch.device, loaded: int, width: int = 0) -> Target:
+    """Describes a device of this machine with what is in its memory now, besides `loaded` bytes of a model."""
+    # The first trial of kernels leaves libraries' own memory behind.
+    backend.failed_kernels(device)
+    return target_of(device, memory_of(device).planned_overhead(loaded), width)
+
+
 def kernels_problem(device: torch.device) -> str | None:
     """Returns a sentence for the user if our kernels fail on a GPU, so that none of them is used, else None."""
     failed = backend.failed_kernels(device)
@@ -44,10 +51,6 @@ def keep_device(device: torch.device) -> None:
     """Keeps what processes without torch ask of a device, if that can be written; call it while no model is loaded."""
     memory = memory_of(device)
     names = [str(device), *(["default"] if device == devices.pick_device() else [])]
-    targets = {
-        known_name(name, width): target_of(device, memory.planned_overhead(loaded=0), width)
-        for name in names
-        for width in (0, WIDE)
-    }
+    targets = {known_name(name, width): present_target(device, 0, width) for name in names for width in (0, WIDE)}
     with suppress(OSError):
         remember_machine(targets, memory.uuid)
