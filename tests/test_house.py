@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_808
+MAX_LINES = 52_810
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -73,7 +73,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_852,
     "lessons": 2_256,
     "machine": 1_107,
-    "reading": 6_403,
+    "reading": 6_405,
     "research": 1_698,
     "run": 5_900,
     "serve": 3_913,

@@ -99,11 +99,10 @@ def _not_empty(text: str) -> str:
 
 
 def _is_utf8(data: bytes) -> bool:
-    try:
+    with suppress(UnicodeDecodeError):
         data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
@@ -121,7 +120,6 @@ def _decode_legacy(data: bytes) -> str | None:
         return data.decode("cp1252")
     # What it says of an encoding is not about itself, or not true.
     found = detect(b" " * _BEGINNING + data, _NO_UTF8)
-    try:
+    with suppress(UnicodeDecodeError):
         return data.decode(found.codec) if found.codec and found.confidence else None
-    except UnicodeDecodeError:
-        return None
+    return None
