@@ -395,7 +395,7 @@ def test_an_estimate_that_doubles_says_why(job, monkeypatch, is_busy, why):
         spend(job, 60.0, step(number, 40))
     notices = [event.message for event in job.events if isinstance(event, Notice)]
     assert notices and all(notice.startswith(why) for notice in notices)
-    # From what is told at any time, what is told later is at most a minute more, or twice as much, or a sentence stands between.
+    # What is told later is at most a minute more, or twice as much, or a sentence stands between.
     begin, least = job.events[0], math.inf
     for event in job.events:
         if isinstance(event, Notice):
