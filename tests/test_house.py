@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_636
+MAX_LINES = 52_642
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,7 +63,7 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_881,
+    "engine.memory": 1_884,
     "engine.models": 4_993,
     "engine.models.gguf": 1_262,
     "engine.sparse": 1_703,
@@ -73,9 +73,9 @@ MAX_LINES_OF_ROOM = {
     "export": 1_869,
     "lessons": 2_256,
     "machine": 1_090,
-    "reading": 6_403,
+    "reading": 6_405,
     "research": 1_698,
-    "run": 5_900,
+    "run": 5_901,
     "serve": 3_836,
     "store": 2_895,
     "values": 1_815,

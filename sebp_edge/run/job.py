@@ -48,7 +48,7 @@ PREPARATION_SHARE, PREPARATION_SECONDS = 0.05, 5.0
 # An expectation weighs as much as this many seconds of measured work, of which the first also have what is done once.
 TRUST, TRUST_IN_GUESSES = 10.0, 1.0
 # An estimate that doubles by fewer seconds is not worth a notice.
-WORTH_A_NOTICE = 30.0
+WORTH_A_NOTICE = 60.0
 # What is left of a part that takes longer than expected, as a share of what it has taken.
 LATE = 0.1
 # Seconds between two looks at the time; a longer gap in which nothing was computed is not counted.

@@ -29,6 +29,18 @@ def test_encodings_before_unicode_are_detected(tmp_path, encoding, repeats):
     assert contents(write_file(tmp_path, "a.txt", text.encode(encoding))) == [text]
 
 
+@pytest.mark.parametrize(
+    "text", ["It’s a “fine” day – at last…", "Tea for £5 a cup.", "Paint at 20 °C, ½ a pot: €3 ± 1"]
+)
+def test_english_with_signs_but_no_letter_beyond_ascii_is_read(tmp_path, text):
+    assert contents(write_file(tmp_path, "a.txt", text.encode("cp1252"))) == [text]
+
+
+@pytest.mark.parametrize("text", ["Łódź", "Była Łódź", "Dała mu Łasicę"])
+def test_polish_letters_are_not_taken_for_signs(tmp_path, text):
+    assert contents(write_file(tmp_path, "a.txt", text.encode("cp1250"))) == [text]
+
+
 @pytest.mark.slow
 def test_an_encoding_is_detected_by_the_lines_beyond_ascii(tmp_path):
     text = "\n".join(["Plain English. " * 5] * 20_000 + [TEXTS["cp1251"]] * 5)

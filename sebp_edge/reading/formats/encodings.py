@@ -12,6 +12,8 @@ from sebp_edge.values.documents import Unreadable
 
 # Control characters that no text has; DOS ended texts with the one left out.
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x19\x1c-\x1f]")
+# Signs of English texts in Windows-1252. A detector, which knows letters, finds none or takes "£" for "Ł".
+_ENGLISH = re.compile(rb"(?:[\x00-\x80\x85\x91-\x97\x99\xa7\xa9\xae\xb0\xb1\xb7\xbc-\xbe\xd7]|\xa3(?![A-Za-z]))*+")
 _NO_UTF8 = Detection(excluded=frozenset({"UTF-8"}))
 # In bytes: where pages name their encoding.
 _BEGINNING = 1024
@@ -97,11 +99,10 @@ def _not_empty(text: str) -> str:
 
 
 def _is_utf8(data: bytes) -> bool:
-    try:
+    with suppress(UnicodeDecodeError):
         data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
@@ -115,9 +116,10 @@ def _decode_legacy(data: bytes) -> str | None:
     """Returns the text in the encoding before Unicode that fits it best; None if none does."""
     if _CONTROL.search(data):
         return None
+    if _ENGLISH.fullmatch(data):
+        return data.decode("cp1252")
     # What it says of an encoding is not about itself, or not true.
     found = detect(b" " * _BEGINNING + data, _NO_UTF8)
-    try:
+    with suppress(UnicodeDecodeError):
         return data.decode(found.codec) if found.codec and found.confidence else None
-    except UnicodeDecodeError:
-        return None
+    return None

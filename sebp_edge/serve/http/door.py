@@ -102,8 +102,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app):
         quiet = {"log_config": None, "log_level": "critical", "access_log": False, "server_header": False}
-        limits = {"limit_concurrency": MAX_REQUESTS, "timeout_graceful_shutdown": _SECONDS_TO_END}
-        super().__init__(uvicorn.Config(app, http="h11", loop="asyncio", ws="none", lifespan="off", **quiet, **limits))
+        quiet |= {"ws": "none", "lifespan": "off", "timeout_graceful_shutdown": _SECONDS_TO_END}
+        super().__init__(uvicorn.Config(app, http="h11", loop="asyncio", **quiet))
 
     @contextmanager
     def capture_signals(self):
