@@ -296,8 +296,6 @@ def test_the_seconds_of_the_phases_add_up_to_all(job):
     assert sum(job.spent.values()) == 0
 
 
-<<<<<<< HEAD
-=======
 @pytest.mark.parametrize("seconds", [8.0, 44.0])
 def test_a_call_that_takes_less_than_a_minute_more_needs_no_notice(job, seconds):
     """As one whose kernels are compiled first, or whose evaluation takes more for each token."""
@@ -308,15 +306,6 @@ def test_a_call_that_takes_less_than_a_minute_more_needs_no_notice(job, seconds)
     assert not [event for event in job.events if isinstance(event, Notice)]
 
 
-def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):
-    job.lay_out([*layout(1.0), Phase("fold 2", {STEPS: 5}, {STEPS: 50.0})])
-    job(TrainingStarted("train", 1, 1, 1, 1))
-    job.enter("samples")
-    spend(job, 3)
-    assert told(job)[-1].seconds_left <= 52
-
-
->>>>>>> attack
 @pytest.mark.parametrize(("is_busy", "why"), [(True, "This machine is busy"), (False, "This machine is slower")])
 def test_an_estimate_that_doubles_says_why(job, monkeypatch, is_busy, why):
     monkeypatch.setattr("psutil.getloadavg", lambda: (1000.0 * is_busy, 0.0, 0.0))
