@@ -181,15 +181,6 @@ def test_a_version_on_other_texts_is_not_comparable(make_quick):
     assert_uses(personalizer, store.adapter("default").open(3).path)
 
 
-@pytest.mark.slow
-def test_a_version_of_another_base_model_is_not_comparable(make_quick, model_folder):
-    personalizer = make_quick(after=OLD, model=model_folder)
-    result = personalizer.adapt(OLD)
-    assert (result.verdict, result.active) == ("not comparable", False)
-    assert result.not_comparable == "it was made for another base model, large-weights"
-    assert result.not_comparable in result.summary
-
-
 def test_a_version_of_0_1_0_is_not_comparable(tmp_path):
     shutil.copytree(SAVED_BY_0_1_0, tmp_path / "old")
     personalizer = Personalizer(
@@ -399,18 +390,6 @@ def test_one_seed_gives_the_same_weights_in_stores_with_other_salts(make_quick, 
 # ------------------------------------------------------------------------------------------------------- the refit
 
 
-@pytest.mark.slow
-def test_without_a_refit_the_judged_state_is_saved(make_quick, model, tokenizer):
-    personalizer = make_quick(recipe=RECIPE.replace(refit=False))
-    result = personalizer.adapt(OLD)
-    assert (result.verdict, result.active, result.trained_on_all, result.refit_loss) == ("better", True, False, None)
-    assert [event.phase for event in of_kind(personalizer, TrainingStarted)] == ["train"]
-    assert_is_judged_state(result, personalizer.store, model, tokenizer)
-    # It is what later versions are compared with.
-    again = personalizer.adapt(OLD, fresh=True)
-    assert (again.verdict, again.gain_over_active) == ("better", 0)
-
-
 def assert_is_judged_state(result, store, model, tokenizer):
     assert not (result.adapter_path / "judged").exists()
     tested = [OLD[number] for number in with_role("test", store)]
@@ -438,15 +417,3 @@ def test_a_refit_that_is_worse_is_refused(make_quick, model, tokenizer):
     assert result.refit_loss > result.heldout_loss_after
     assert_is_judged_state(result, personalizer.store, model, tokenizer)
     assert_uses(personalizer, result.adapter_path)
-
-
-@pytest.mark.slow
-def test_few_notes_are_not_kept_if_the_training_on_all_is_worse(make_quick):
-    personalizer = make_quick()
-    personalizer.on_event = damaging_the_refit(personalizer)
-    result = personalizer.adapt(FEW)
-    assert (result.verdict, result.passed, result.active, result.trained_on_all) == ("refit failed", False, False, True)
-    assert result.gain_at_least > result.margin
-    assert "the last training, on all documents, made it worse again" in result.summary
-    assert personalizer.store.adapter("default").active() is None
-    assert_uses(personalizer, None)

@@ -6,19 +6,17 @@ import time
 
 import pytest
 import torch
-from against_dense import assert_same, loss_and_gradients, padded_batch, with_lora
-from builders import gpu_sync_forbidden, make_examples, make_llama, make_sentences, row_losses
+from against_dense import loss_and_gradients, padded_batch
+from builders import gpu_sync_forbidden, make_llama, make_sentences, row_losses
 from model_families import DECODERS, ENCODERS, MODELS, make, make_decoder
-from random_cases import gradients, random_case, random_gradient, random_group, selector
+from random_cases import random_group, selector
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForTokenClassification
 
-import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe, sparsify
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
-from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.engine.sparse.sparsify import Sparsified
@@ -34,11 +32,7 @@ from sebp_edge.ops import (
     self_check,
     sparse_linear,
 )
-from sebp_edge.research.analysis.gradients import row_gradients
-from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.selection import Threshold, TopN
-from speed import steps
-from speed.trainers.timer import running, time_steps
 
 pytestmark = [
     pytest.mark.gpu,
@@ -168,39 +162,6 @@ def test_filler_adds_no_error_in_bf16(family, prompt):
         assert relative_error(found[name], truth) <= 2 * relative_error(without[name], truth) + 1e-4, name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("detected", [False, True])
-def test_sparse_linear_errs_no_more_than_dense(dtype, detected, poisoned_memory, monkeypatch):
-    # cuBLAS is deterministic only with a workspace of fixed size.
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    x, weight, bias, rows, dout = random_case(1000, 257, 129, 200, dtype)
-    tensors = (x, weight, bias)
-    _, exact = gradients(torch.nn.functional.linear, [tensor.double() for tensor in tensors], dout.double())
-    on_gpu = [tensor.cuda() for tensor in tensors]
-    _, dense = gradients(torch.nn.functional.linear, on_gpu, dout.cuda())
-    chosen = detect if detected else rows.cuda()
-    _, found = gradients(lambda *t: sparse_linear(*t, chosen), on_gpu, dout.cuda())
-    for one, other, truth in zip(found, dense, exact, strict=True):
-        assert relative_error(one.double().cpu(), truth) <= 2 * relative_error(other.double().cpu(), truth) + 1e-4
-
-
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("rule", [TopN(17), Threshold(calibration_passes=2)])
-def test_choosing_rows_does_not_wait_for_the_gpu(rule):
-    douts = tuple(random_gradient(300, size).to("cuda", torch.bfloat16) for size in (64, 33))
-
-    def three_passes():
-        choose = selector(rule)
-        return [choose(douts) for _ in range(3)]
-
-    # Once before: compiling the kernels may wait.
-    expected = three_passes()
-    with gpu_sync_forbidden():
-        found = three_passes()
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.on_host()[0], other.on_host()[0])
-
-
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("rows", [detect, selector(TopN(17)), selector(Threshold(epsilon=0.5))])
 @pytest.mark.parametrize("op", ["sparse_linear", "lora_linear"])
@@ -237,18 +198,6 @@ def test_notes_become_an_adapter_on_the_gpu(two_layer_folder, notes_folder, tmp_
         p.dtype == torch.float32 for n, p in personalizer.in_use.adaptation.model.named_parameters() if "lora" in n
     )
     assert personalizer.generate("the ferry", seed=1, max_new_tokens=8)
-
-
-def test_row_gradients_agree_on_gpu_and_cpu():
-    model = make_llama(num_hidden_layers=3).eval()
-    (objective,) = objectives_of(model, make_examples([80, 7, 33]), Collator(96, 2), seed=0)
-    expected = row_gradients(model, objective, lambda: None)
-    for one, other in zip(row_gradients(model.cuda(), objective, lambda: None), expected, strict=True):
-        torch.testing.assert_close(one.energy_ET, other.energy_ET, rtol=1e-3, atol=1e-8)
-        if one.info.projection != "q_proj":  # its first rows are zero but for rounding
-            assert torch.equal(one.is_zero_ET, other.is_zero_ET)
-    for one, other in zip(row_gradients(model.bfloat16(), objective, lambda: None), expected, strict=True):
-        assert bool((one.is_zero_ET >= other.is_zero_ET).all()) or one.info.projection == "q_proj"
 
 
 @pytest.fixture
@@ -347,20 +296,6 @@ def test_an_adaptation_runs_our_kernels(tmp_path):
         assert launches[kernel] > 2 * launches["_cross_entropy_kernel"], launches
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
-@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
-def test_a_compiled_model_is_one_graph_and_trains_like_dense(adapt):
-    torch.compiler.reset()
-    model = adapt(make_llama(use_cache=False)).float().cuda().train()
-    batch = {name: tensor.cuda() for name, tensor in padded_batch(prompt=5).items()}
-    dense = loss_and_gradients(model, batch)
-    with sparsify(model):
-        compiled = torch.compile(model, fullgraph=True)
-        loss, found = loss_and_gradients(compiled, batch)
-    assert_same(dense, (loss, {name.removeprefix("_orig_mod."): grad for name, grad in found.items()}), tolerance=1e-3)
-
-
 def test_the_backward_pass_uses_the_measured_choices(monkeypatch):
     batch = {name: tensor.cuda() for name, tensor in padded_batch(lengths=LENGTHS, length=256).items()}
     model = make_llama(max_position_embeddings=256).to("cuda", torch.bfloat16)
@@ -389,26 +324,3 @@ def test_more_than_2_to_the_31_weights_are_updated():
     assert -0.01005 < float(weight.min()) < -0.01 < float(weight.max()) < -0.0099
     assert int(moments.first.min()) > 0
     assert int(moments.second.min()) > 0
-
-
-@pytest.mark.parametrize("recipe", ["notes", "full"])
-def test_every_variant_of_the_benchmark_is_correct_and_timed_on_the_gpu(recipe, two_layer_folder, monkeypatch):
-    rows = []
-    monkeypatch.setattr(evidence, "show", lambda row: rows.append(row) or row)
-    steps.main(["--model", str(two_layer_folder), "--recipe", recipe, "--context", "96", "--batch", "3"])
-    assert [(row["variant"], row["status"]) for row in rows] == [(variant.name, "ok") for variant in steps.VARIANTS]
-    for row in rows:
-        assert row["peak_gib"] > 0
-        parts = [name for name in ("forward_ms", "backward_ms", "step_ms") if name in row]
-        assert parts[:-1] == [] if row["variant"] == "graph" else len(parts) == 3
-        assert all(row[part] > 0 for part in parts)
-
-
-@pytest.mark.parametrize("adapt", [lambda model: model, with_lora], ids=["full", "lora"])
-@pytest.mark.parametrize("variant", steps.VARIANTS[:-1], ids=lambda variant: variant.name)
-def test_each_timed_step_is_longer_than_its_parts(variant, adapt):
-    model = adapt(make_llama()).to("cuda", torch.bfloat16)
-    batch = steps.random_batch(make_examples([9, 3, 14]), 32, model.config.vocab_size, model.device)
-    with running(model, batch, variant) as step:
-        for times in time_steps(step, model.device, warm_ups=1, repeats=2):
-            assert 0 < times.forward + times.backward < times.step

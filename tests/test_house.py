@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from house_figures import ROOT, imports_of, module_of, names_in, nodes_of, tree_of
+from python_files import ROOT, imports_of, module_of, names_in, nodes_of, tree_of
 
 import sebp_edge
 from sebp_edge import errors, events
@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 53_025
+MAX_LINES = 52_598
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,25 +63,27 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 3_014,
     "engine": 9,
-    "engine.memory": 1_907,
-    "engine.models": 5_085,
-    "engine.models.gguf": 1_305,
-    "engine.sparse": 1_715,
-    "engine.sparse.patches": 2_679,
-    "engine.sparse.rows": 1_240,
-    "engine.training": 4_168,
+    "engine.memory": 1_881,
+    "engine.models": 4_955,
+    "engine.models.gguf": 1_262,
+    "engine.sparse": 1_703,
+    "engine.sparse.patches": 2_660,
+    "engine.sparse.rows": 1_223,
+    "engine.training": 4_082,
     "export": 1_869,
     "lessons": 2_256,
-    "machine": 1_107,
+    "machine": 1_090,
     "reading": 6_403,
     "research": 1_698,
     "run": 5_900,
-    "serve": 3_913,
+    "serve": 3_836,
     "store": 2_895,
     "values": 1_815,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 46
+MAX_LINES_OF_TESTS = 60_437
+MAX_REPLACED_ATTRIBUTES = 300
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
@@ -271,6 +273,18 @@ def test_no_room_outgrows_its_cap():
     assert over == {}
     assert lines.keys() == MAX_LINES_OF_ROOM.keys()
     assert lines.total() <= MAX_LINES
+
+
+def test_tests_do_not_outgrow_their_caps():
+    files = [*(ROOT / "tests").rglob("*.py")]
+    replaced = [
+        node
+        for path in files
+        for node in nodes_of(path)
+        if isinstance(node, ast.Attribute) and node.attr in ("setattr", "delattr")
+    ]
+    assert len(replaced) <= MAX_REPLACED_ATTRIBUTES
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in files) <= MAX_LINES_OF_TESTS
 
 
 def test_the_root_has_few_entries():

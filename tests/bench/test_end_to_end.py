@@ -4,11 +4,7 @@ import sys
 
 import pytest
 from builders import make_sentences
-from transformers import LlamaConfig
 
-from models import TINY
-from sebp_edge import Personalizer
-from sebp_edge.events import silent
 from speed import end_to_end
 
 
@@ -83,23 +79,6 @@ def test_a_tiny_run_is_split(model_folder, tmp_path, warm):
 def test_a_command_that_fails_is_not_timed():
     with pytest.raises(RuntimeError, match=r"failed with exit code 5: It broke\."):
         end_to_end.run_timed([sys.executable, "-c", "import sys; print('It broke.', file=sys.stderr); sys.exit(5)"], {})
-
-
-def test_the_sdk_loads_the_model_folder(tmp_path):
-    config = LlamaConfig(vocab_size=9000, tie_word_embeddings=True, **TINY)
-    end_to_end.make_folder(tmp_path / "model", config)
-    base = Personalizer(tmp_path / "model", device="cpu").in_use.load(silent)
-    assert base.num_parameters == 9000 * 32 + 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
-    assert max(base.tokenizer("Any text, 北京.")["input_ids"]) < 9000
-    assert not list(tmp_path.glob("*.part"))
-
-
-def test_text_files_have_a_fixed_order(tmp_path):
-    for name in ("a.md", "b.txt", "c.png", "d.json", "e.rst", "f.md"):
-        (tmp_path / name).touch()
-    found = end_to_end.text_files(tmp_path)
-    assert found == end_to_end.text_files(tmp_path)
-    assert sorted(path.name for path in found) == ["a.md", "b.txt", "d.json", "e.rst", "f.md"]
 
 
 def test_too_few_notes_are_refused(notes_folder, capsys):

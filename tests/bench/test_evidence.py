@@ -1,6 +1,5 @@
 """Results: an old figure is never called fresh, with or without history."""
 
-import csv
 import importlib
 import json
 import re
@@ -133,37 +132,6 @@ def test_with_history_a_change_is_named_by_its_commits(project):
     assert evidence.changes(entry) == [f"bench.py is gone in {third}", f"ops changed in {second}"]
 
 
-def test_of_many_commits_the_latest_are_named(project):
-    git(project, "init", "-q")
-    commit(project)
-    _, results = record(project)
-    commits = []
-    for number in range(evidence.COMMITS + 2):
-        (project / "bench.py").write_text(f"more = {number}")
-        commits.append(commit(project)[:7])
-    latest = ", ".join(commits[:-6:-1])
-    assert evidence.changes(results["layers"]) == [f"bench.py changed in {latest}, 2 more"]
-
-
-def test_a_commit_that_the_history_does_not_have_is_no_error(project, monkeypatch):
-    git(project, "init", "-q")
-    commit(project)
-    monkeypatch.setenv("SEBP_EDGE_COMMIT", "abcdef0123")
-    _, results = record(project)
-    (project / "ops" / "one.py").write_text("3")
-    assert evidence.changes(results["layers"]) == ["ops changed"]
-
-
-def test_a_change_taken_back_is_fresh_again(project):
-    git(project, "init", "-q")
-    commit(project)
-    _, results = record(project)
-    for text in ("3", "1"):
-        (project / "ops" / "one.py").write_text(text)
-        commit(project)
-    assert evidence.changes(results["layers"]) == []
-
-
 def test_a_new_result_replaces_its_namesake_and_no_other(project):
     record(project, "step", {"ms": 7})
     record(project, "layers", {"ms": 2})
@@ -177,22 +145,6 @@ def test_a_write_that_fails_leaves_the_old_results(project, limit_files):
     with limit_files(100), pytest.raises(OSError, match="too large"):
         record(project, figures={"ms": 2})
     assert json.loads(file.read_text()) == results
-
-
-def test_tables_are_beside_the_results(project):
-    rows = [{"layer": "a", "ms": 1}, {"layer": "b", "ms": 2, "peak": 3}]
-    _, results = record(project, figures=rows)
-    assert results["layers"]["table"] == "results/layers.csv"
-    with (project / "results" / "layers.csv").open() as file:
-        assert list(csv.DictReader(file)) == [
-            {"layer": "a", "ms": "1", "peak": ""},
-            {"layer": "b", "ms": "2", "peak": "3"},
-        ]
-
-
-def test_a_source_that_is_not_there_is_an_error(project):
-    with pytest.raises(FileNotFoundError, match=r"missing\.py"):
-        evidence.record("layers", ["missing.py"], {}, project / "results.json")
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -213,10 +165,6 @@ def test_all_results_have_a_commit_a_machine_and_the_hashes_of_their_sources():
 def test_every_table_belongs_to_a_result():
     tables = {entry["table"] for entry in json.loads(evidence.RESULTS.read_text()).values() if "table" in entry}
     assert tables == {f"results/{path.name}" for path in evidence.RESULTS.parent.glob("results/*.csv")}
-
-
-def test_no_results_yet_are_no_error(project):
-    assert evidence.report(project / "results.json") == "No results yet: results.json is not there."
 
 
 def test_the_tests_of_a_session_are_counted_by_outcome_and_by_mark(project):

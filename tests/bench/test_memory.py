@@ -4,11 +4,9 @@ import json
 import threading
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from memory import budgets
-from models import SHAPES, known_config
 from speed.end_to_end import TINY_MODEL
 
 
@@ -23,27 +21,6 @@ def test_texts_have_the_lengths_drawn_from_a_data_set(data, tmp_path):
     # BOS and EOS are added to them.
     found = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 2 for text in texts]
     assert found == [max(3, length) for length in lengths]
-
-
-@pytest.mark.slow
-def test_shapes_have_the_sizes_in_their_names():
-    def billions(shape):
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(known_config(shape))
-        return round(model.num_parameters() / 1e9, 2)
-
-    shapes = {run.shape for run in (*budgets.RUNS, *budgets.FAMILY_RUNS)} & SHAPES.keys()
-    assert {shape: billions(shape) for shape in shapes} == {
-        **{"llama-3.1-8b": 8.03, "phi-3-mini": 3.82, "olmo-2-1b": 1.48, "gemma-3-1b": 1.0},
-        **{"starcoder2-3b": 3.03, "glm-edge-1.5b": 1.47, "llama-3.2-1b": 1.24, "qwen3-0.6b": 0.6},
-    }
-
-
-def test_a_failed_run_has_the_figures_of_its_dry_run():
-    planned = {"event": "memory_planned", "peak": 3e9, "footprint": {"weights": 1e9}}
-    assert budgets.dry_run_figures([planned]) == {}
-    row = budgets.dry_run_figures([planned, {"event": "memory_probed", "peak": 2e9, "allocator_peak": 1e9}])
-    assert (row["predicted_gb"], row["peak_gb"], row["allocator_gb"]) == (3, 2, 1)
 
 
 def test_several_gpus_take_one_run_each_and_rows_keep_their_order(monkeypatch, tmp_path):

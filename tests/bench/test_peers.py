@@ -1,8 +1,6 @@
 """The benchmark against other trainers: the same work for all, a row for everyone, and no time for what is wrong."""
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import packages_distributions, version
@@ -11,20 +9,16 @@ import pytest
 import torch
 import torch.nn.attention.varlen
 import torch.nn.functional as F
-from builders import IGNORE
 from failing_memory import PlainGraphs
 from torch import nn
-from transformers import AutoModelForCausalLM
 
-from sebp_edge.ops import Moments
 from speed import peers
 from speed.trainers import attention, flash_attn, four_bit, process, runs, steps
 from speed.trainers.arms import ARMS, FOUR_BIT, FULL, LORA, LOSS_SHARE
 from speed.trainers.limit import Ceilings, Size, limit_ms
 from speed.trainers.reference import references
 from speed.trainers.steps import trained
-from speed.trainers.variants import GRID_STEP, packed_in_bucket
-from speed.trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts, shape_config
+from speed.trainers.work import TINY, Job, fill, lengths, make_base, make_batch, make_model, make_texts
 
 TEXTS = 3
 H100 = Ceilings(765e12, 3.0e12)
@@ -127,47 +121,6 @@ def test_rows_of_all_weights_are_right_and_say_what_the_moments_are_and_take(tmp
     # Norms stay in fp32; 256 elements share a scale; two tables of 256 values are shared by all.
     small = sum(size for size in weights if size < 4096)
     assert row["moments_bytes"] == 8 * small + (2 + 8 / 256) * (sum(weights) - small) + 2 * 256 * 4
-
-
-def test_our_moments_of_bf16_weights_take_8_bits_and_a_byte_for_256_of_them():
-    moments = Moments.of(torch.empty(1024, 256, dtype=torch.bfloat16))
-    kept = steps.described([values for values in moments if values is not None])
-    assert kept == {"moments": "8 bits", "moments_bytes": 1024 * (2 * 256 + 2)}
-
-
-@pytest.mark.parametrize("name", ["hf graph", "sebp-edge step torch adamw"])
-def test_what_is_captured_updates_like_the_loop(tmp_path, short, name):
-    job = make_job(tmp_path, full=True, batches=[TEXTS])
-    batch, after = make_batch(TEXTS, job), {}
-    for each in ("hf packed varlen", name):
-        arm = ARMS[each]
-        model = arm.load(job)
-        with arm.variant.attach(model) as handle:
-            step = arm.variant.step(handle, model, batch)
-            for _ in range(3):
-                step(lambda part: None)
-            step.release()
-        after[each] = [weight.detach() for weight in model.parameters()]
-    before = list(make_model(job).parameters())
-    for start, looped, captured in zip(before, *after.values(), strict=True):
-        assert not torch.equal(start, captured)
-        # One more update with a learning rate of zero came first, so that moments differ a little.
-        assert (captured - looped).norm() < 0.5 * (looped - start).norm()
-
-
-def test_the_filler_of_a_packed_row_is_a_text_without_labels(tmp_path):
-    batch = make_batch(TEXTS, make_job(tmp_path))
-    row = packed_in_bucket(batch)
-    tokens = int(batch.attention_mask.sum())
-    assert (
-        row["input_ids"].shape
-        == row["labels"].shape
-        == row["position_ids"].shape
-        == (1, -(-tokens // GRID_STEP) * GRID_STEP)
-    )
-    assert row["cu_seq_lens_q"].tolist()[-2:] == [tokens, row["input_ids"].shape[1]]
-    assert (row["labels"][0, tokens:] == IGNORE).all()
-    assert row["position_ids"][0, tokens] == 0
 
 
 @pytest.mark.parametrize("changes", [{}, {"full": True}, {"loss_share": 0.25}], ids=["LoRA", "all", "share"])
@@ -278,12 +231,6 @@ def test_a_process_that_fails_or_hangs_is_ended_and_the_next_one_runs(arm_script
     assert works[:2] == (True, [{"texts": 1}])
 
 
-def test_without_a_reference_nothing_is_timed(arm_script, tmp_path):
-    arm_script.write_text("import sys; sys.exit('no such model')")
-    with pytest.raises(RuntimeError, match="could not be computed: ended with code 1: no such model"):
-        peers.run(["sebp-edge hoisted"], make_job(tmp_path))
-
-
 @pytest.fixture
 def own_finders():
     """Removes what finds modules for the test only."""
@@ -315,19 +262,6 @@ def test_flash_attn_is_found_and_computes_what_torch_does(short, monkeypatch):
         flash_attn_gpu(q, k, v)
 
 
-@pytest.mark.parametrize(("arm", "expected"), [("unsloth packed", "True"), ("unsloth dynamic padding", "False")])
-def test_only_the_process_of_unsloth_packed_gets_the_stand_in(tmp_path, arm, expected):
-    (tmp_path / "unsloth.py").write_text("import sys; print('flash_attn' in sys.modules); sys.exit()")
-    done = subprocess.run(
-        [sys.executable, *runs.PROCESS, arm],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, runs.BENCH)))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.split() == [expected], done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -345,25 +279,6 @@ def test_wrong_arguments_are_refused_in_a_sentence(capsys, arguments, reason):
     assert reason in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "table", "name"),
-    [
-        ([], LORA, "peers"),
-        (["--full"], FULL, "peers-full"),
-        (["--4bit"], FOUR_BIT, "peers-4bit"),
-        (["--loss-share", "0.25"], LOSS_SHARE, "peers-loss-share"),
-    ],
-)
-def test_each_table_has_a_name_and_a_graphed_peer(tmp_path, arguments, table, name):
-    parser, options = peers.parse(["--tiny", *arguments])
-    assert peers.choose_arms(options, parser) == [each for each, arm in ARMS.items() if table in arm.tables]
-    assert "hf graph" in peers.choose_arms(options, parser)
-    job = make_job(tmp_path, shape="llama-3.2-3b", full=options.full, four_bit=options.four_bit)
-    job = replace(job, loss_share=options.loss_share)
-    assert peers.record_name(job, arms=None) == name
-    assert peers.record_name(job, arms="hf graph") == f"{name}-some"
-
-
 def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp_path):
     assert [sum(lengths(1.0)[:count]) for count in (1, 4, 16, 64)] == [80, 212, 836, 3727]
     job = make_job(tmp_path)
@@ -372,26 +287,6 @@ def test_the_work_is_the_same_in_each_process_and_the_one_that_was_agreed_on(tmp
     for model in (one, other):
         fill([parameter for parameter in model.parameters() if parameter.requires_grad])
     assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
-
-
-def test_a_share_of_the_loss_is_at_the_end_of_each_text(tmp_path):
-    texts = make_texts(64, make_job(tmp_path, loss_share=0.25))
-    for text in texts:
-        has_loss = [label != IGNORE for label in text.labels]
-        assert has_loss == sorted(has_loss)
-        assert sum(has_loss) == round(0.25 * len(has_loss))
-    counts = sorted(len(text.labels) for text in texts)
-    assert 90 < counts[32] < 180
-    assert 150 < sum(counts) / 64 < 240
-
-
-def test_the_true_shapes_are_the_models_own():
-    sizes = []
-    for shape in peers.SHAPES:
-        with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(shape_config(shape))
-        sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-    assert sizes == [3_212_749_824, 999_885_952, 596_049_920, 134_515_008]
 
 
 def test_the_limit_counts_weights_gradients_and_moments(tmp_path):

@@ -1,15 +1,13 @@
 """The benchmark of reading: its people, its questions, and what counts as right."""
 
 import csv
-import random
 
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
 from reader_notes import NO_EFFECT, NOTES, RECIPE, make_note, make_quick, save_model, write_general
 
-import evidence
-from quality import certainty, know_people, quiz_power, quizzes, reader_settings, reading
-from quality.quizzes import first_sentence, is_right, stands_in
+from quality import certainty, know_people, quiz_power, reader_settings, reading
+from quality.quizzes import is_right, stands_in
 from sebp_edge.ask import practice
 from sebp_edge.ask.index import Index
 from sebp_edge.values.documents import Document
@@ -22,12 +20,6 @@ TUNING, TEST = know_people.TUNING, know_people.TEST
 def test_the_same_seed_gives_the_same_person(seed):
     assert know_people.person(seed) == know_people.person(seed)
     assert know_people.person(seed) != know_people.person(seed + 3)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_fewer_notes_are_the_first_of_more(seed):
-    few, many = know_people.person(seed, 1, TUNING), know_people.person(seed, 96, TUNING)
-    assert few.notes == many.notes[:1] and few.quiz == many.quiz[:2]
 
 
 @pytest.mark.parametrize("notes", [-1, 0, 97])
@@ -48,46 +40,6 @@ def test_each_note_is_asked_twice_and_answers_its_own_questions_alone(seed, kind
         for answer in asked.answers:
             assert stands_in(answer, texts[asked.document]), asked
             assert not stands_in(answer, asked.question), asked
-
-
-@pytest.mark.slow
-def test_names_and_dates_that_are_answers_stand_in_one_note():
-    person = know_people.person(random.choice(SEEDS), 96, TUNING)
-    _, _, words = know_people.written(TUNING)
-    for asked in person.quiz:
-        answer = asked.answers[0]
-        if answer.split()[0] in words["first"] or answer.split()[-1].lower() in quizzes.MONTHS:
-            assert [note.file for note in person.notes if stands_in(answer, note.text)] == [asked.document], person.name
-
-
-def test_people_are_different():
-    three = [know_people.person(seed, kinds_file=TUNING) for seed in range(3)]
-    assert len({person.name.split()[0] for person in three}) == 3
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        shared = {note.text for note in three[one].notes} & {note.text for note in three[other].notes}
-        assert not shared
-    answers = [
-        {asked.answers for asked in person.quiz} for person in (three[0], know_people.person(3, kinds_file=TUNING))
-    ]
-    assert len(answers[0] & answers[1]) < 30
-
-
-@pytest.mark.parametrize("kinds_file", [TUNING, TEST])
-def test_every_kind_has_two_questions_about_its_subject_and_enough_values(kinds_file):
-    people, kinds, _ = know_people.written(kinds_file)
-    assert len(kinds) >= 40 and len(people) == 3
-    for kind in kinds:
-        assert len(kind["facts"]) == 2 and all("{subject}" in fact["ask"] for fact in kind["facts"]), kind["title"]
-        for sort in kind.get("values", {}):
-            assert f"{{{sort}" in kind["text"], (kind["title"], sort)
-
-
-def test_a_person_is_written_as_files(tmp_path):
-    person = know_people.person(2, 5)
-    person.write(tmp_path)
-    assert {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()} == {
-        note.file: note.text for note in person.notes
-    }
 
 
 @pytest.mark.parametrize(
@@ -157,22 +109,10 @@ def test_a_wrong_reply_is_wrong(reply, answer):
     assert not is_right(reply, (answer,))
 
 
-def test_any_accepted_answer_will_do():
-    assert is_right("To Olga", ("Olga Fenwick", "Olga"))
-    assert not is_right("To Olga", ())
-
-
 @pytest.mark.parametrize("answer", ["", "...", "the"])
 def test_an_answer_without_words_is_refused(answer):
     with pytest.raises(ValueError, match="has no words"):
         is_right("anything", (answer,))
-
-
-def test_a_reply_is_cut_to_its_first_sentence():
-    assert first_sentence("1. The cat. The dog.") == "1. The cat."
-    assert first_sentence("Mr. Lenihan did. Not I.") == "Mr. Lenihan did."
-    assert first_sentence("No end " * 30).split() == ["No", "end"] * 12
-    assert first_sentence("\n\n") == ""
 
 
 def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_with():
@@ -187,10 +127,6 @@ def test_people_for_testing_share_nothing_with_those_that_settings_were_chosen_w
         assert not set(words[sort]) & set(others[sort])
 
 
-def test_every_source_that_is_recorded_exists():
-    assert all((evidence.ROOT / source).exists() for source in certainty.SOURCES)
-
-
 @pytest.mark.slow
 def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
     make_quick(monkeypatch, write_general(tmp_path))
@@ -202,12 +138,6 @@ def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
     base, reader = ({name: row[name] for name in ("arm", "person", "found", "search")} for row in shown)
     assert base == {"arm": "base", "person": "1", "found": "0", "search": reader["search"]}
     assert reader["arm"] == "reader"
-
-
-def test_a_setting_is_the_recipe_with_its_values():
-    found = reader_settings.recipe_of("4e-4:2:160:0.3")
-    assert (found.learning_rate, found.epochs, found.min_steps, found.general) == (4e-4, 2, 160, 0.3)
-    assert found.questions == "practice"
 
 
 @pytest.mark.slow
@@ -237,7 +167,7 @@ def test_the_power_of_the_quiz_is_that_of_its_sign_test():
     assert [quiz_power.least(number) for number in (0, 4, 5, 8, 20)] == [1, 5, 5, 7, 15]
     # All five of five questions, and never fewer.
     assert quiz_power.power(5, 0.5, 0.0) == pytest.approx(0.5**5)
-    assert quiz_power.power(300, 0.1, 0.1) < 0.05 < quiz_power.power(300, 0.2, 0.1)
+    assert quiz_power.power(100, 0.1, 0.1) < 0.05 < quiz_power.power(100, 0.2, 0.1)
 
 
 @pytest.mark.slow

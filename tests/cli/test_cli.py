@@ -173,7 +173,7 @@ def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store)
         ({"--device": "cpu:"}, "Unknown device 'cpu:'", 2),
         ({"--memory": "9" * 60 + "GB"}, "The memory budget is '9+GB', but must be a size", 2),
         ({"--out": "~nobody-here/x"}, "The path '~nobody-here/x' names an unknown user", 2),
-        ({"--out": "x" * 300}, "Cannot save to 'x+': File name too long; choose another location", 1),
+        ({"--out": "x" * 300}, "Cannot save to '.*/x+': File name too long; choose another location", 1),
         ({"--out": "x\0"}, r"'x\\x00' is not a path", 2),
     ],
 )
@@ -380,8 +380,8 @@ def test_a_plan_in_4_bits_for_another_machine_names_what_to_install(adapt):
         (["8 gigs"], r"The GPU memory is '8 gigs', but must be a size with a unit, such as '8GB'", 2),
         (["8GB", "--memory", "10GB"], r"memory budget is 10.0 GB, but the GPU has 8.0 GB; lower the budget", 2),
         (["8GB", "--device", "cpu"], "--gpu plans for another machine and --device for this one", 2),
-        (["2GB"], r"but the GPU has 2.0 GB; take a GPU with 3.\d GB or choose a model of at most", 1),
-        (["8GB", "--memory", "2GB"], r"but the memory budget is 2.0 GB; raise the budget to 3.\d GB", 1),
+        (["1GB"], r"but the GPU has 1.0 GB; take a GPU with 2.0 GB or choose a model of at most", 1),
+        (["8GB", "--memory", "1GB"], r"but the memory budget is 1.0 GB; raise the budget to 2.0 GB", 1),
     ],
 )
 def test_an_impossible_gpu_is_one_sentence(adapt, arguments, words, exit_code):

@@ -4,9 +4,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 from fake_gpu import FakeCuda, simulate
-from stored_adapter import RECORD, FakeAdaptation
 
-from sebp_edge import AdapterRecord, AdapterStore
 from sebp_edge.cli import doctor_checks as doctor
 
 
@@ -33,11 +31,6 @@ def test_a_cuda_build_without_a_driver_is_a_problem(machine, monkeypatch):
     assert "update its driver" in driver.problem
 
 
-def test_the_release_of_the_driver_is_told(monkeypatch):
-    monkeypatch.setattr(doctor, "driver_release", lambda: "570.86.15")
-    assert doctor._driver().state.endswith("; NVIDIA driver 570.86.15")
-
-
 class T4(FakeCuda):
     def is_available(self):
         return True
@@ -59,18 +52,8 @@ def test_a_gpu_without_bf16_is_a_problem(monkeypatch):
     assert "fp32 and take twice the memory" in found.problem
 
 
-def test_a_machine_without_triton_runs_plain_pytorch(monkeypatch):
-    monkeypatch.setattr(doctor.importlib.metadata, "packages_distributions", dict)
-    assert doctor._kernels().state == "plain PyTorch; Triton is not installed"
-
-
 def test_a_folder_without_access_or_space_is_a_problem(tmp_path, mount_disk):
     assert doctor._write_problem(tmp_path / "not" / "yet") is None
     (tmp_path / "file").touch()
     assert "cannot be written to: Not a directory" in doctor._write_problem(tmp_path / "file" / "in it")
     assert doctor._write_problem(mount_disk("300m")) == "It has only 0.3 GB of free disk space."
-
-
-def test_one_adapter_is_no_plural(own_data_folder):
-    AdapterStore().adapter("one").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
-    assert findings()["adapters"].state == f"{own_data_folder}, 1 adapter"

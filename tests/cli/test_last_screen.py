@@ -150,21 +150,6 @@ def check_screen(gate, changes, reference, monkeypatch):
     assert "and samples: " in text
 
 
-def test_what_does_not_fit_is_cut_at_the_end_of_a_line(monkeypatch):
-    result = outcome(OUTCOMES["kept"], explanation="nothing is certain " * 100)
-    lines = shown(result, monkeypatch)
-    assert len(lines) <= 15
-    assert any(line.endswith(" …") for line in lines)
-    assert lines[-1] == "All figures: sebp-edge adapters report default"
-
-
-def test_a_command_of_many_lines_is_left_out_rather_than_cut(monkeypatch):
-    result = outcome(OUTCOMES["kept"], command=f"sebp-edge generate --adapter /{'long/' * 400}")
-    lines = shown(result, monkeypatch)
-    assert len(lines) <= 15
-    assert not any("generate" in line for line in lines)
-
-
 def test_it_says_what_was_learnt_on_top_of_what(monkeypatch):
     lines = shown(outcome(OUTCOMES["kept"], learnt_on_from=3, new=1), monkeypatch)
     text = " ".join(map(str.strip, lines))
@@ -198,12 +183,6 @@ def test_the_screen_has_few_figures_and_no_word_that_it_does_not_explain(gate, m
     assert text.count(" %") <= 3, text
     for word in ("ghost text", "points", "held out", "loss", "nats", "confidence", "epoch"):
         assert word not in text, text
-
-
-def test_copies_of_many_documents_are_one_warning():
-    assert len(outcome(OUTCOMES["kept"], copies=COSTS["copies"]).warnings) == 1
-    (warning,) = outcome(OUTCOMES["kept"], copies=COSTS["copies"][:1]).warnings
-    assert warning.startswith("The adapter repeats 90 tokens of 'travel/2026/a long name")
 
 
 @pytest.mark.parametrize(("after", "warned"), [(3.0, 0), (4.39, 0), (4.41, 1), (float("nan"), 1)])

@@ -2,14 +2,13 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import pytest
 from builders import make_sentences
 from command import RECIPE, run
 from terminals import draw_on_terminal
 
-from sebp_edge.cli import analyze, console, export, inspect, listings, progress
+from sebp_edge.cli import analyze, console, inspect, listings, progress
 from sebp_edge.cli.progress import ProgressPrinter
 from sebp_edge.engine.models.catalog import CATALOG
 from sebp_edge.events import JobProgress, LearningOn, StepDone, TextsRead, TrainingStarted
@@ -47,13 +46,6 @@ def test_models_fit_with_those_of_this_machine_first(screen, tmp_path, number):
     assert len(json.loads(f"[{run('models', tmp_path, '--json').stdout.strip().replace(chr(10), ',')}]")) == (
         len(CATALOG) + number
     )
-
-
-def test_recipes_fit_without_those_of_the_researchers(screen):
-    lines = lines_of(screen, run("recipes"))
-    assert len(lines) < LINES
-    names = [line.split()[0] for line in lines]
-    assert "notes" in names and "ask" in names and not {"glue", "lm"} & {*names}
 
 
 @pytest.mark.parametrize("name", ["notes", "ask", "full", "lm"])
@@ -104,16 +96,6 @@ def test_second_lines_of_what_is_left_out_are_no_new_entries(monkeypatch):
         *["    "] * 2,
     ]
     assert max(map(len, lines)) <= 48
-
-
-def test_an_export_says_what_its_losses_are_of(monkeypatch):
-    losses = {"loss_base": 4.158, "loss_adapter": 4.314, "loss": 4.315, "merged_into": None, "mean_difference": None}
-    result = SimpleNamespace(**losses, gain_kept=(), warnings=(), summary="Exported.")
-    for on_texts, said, figures in ((False, "on general text, not on yours", 2), (True, "on your texts", 3)):
-        drawn = draw_on_terminal(monkeypatch, export, width=300)
-        export._show(result, on_texts=on_texts)
-        (line,) = (line for line in drawn.getvalue().splitlines() if line.startswith("loss"))
-        assert said in line and len(re.findall(r"\d\.\d{3}", line)) == figures
 
 
 # ------------------------------------------------------------------------------------------------------- the progress

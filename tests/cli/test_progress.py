@@ -28,17 +28,6 @@ def test_a_note_on_a_terminal_appears_above_the_bar(monkeypatch, both_on_termina
     assert errors.getvalue() == ("" if both_on_terminal else "note: other programs took memory\n")
 
 
-def test_many_things_left_out_for_one_reason_are_one_line(capsys):
-    left_out = [{"source": f"{number}.pdf", "reason": f"no text on a page: {number}"} for number in range(4)]
-    left_out += [{"source": f"{number}.md", "reason": "empty"} for number in range(3)]
-    ProgressPrinter(None)(TextsRead(1, 1, 100, 0.0, tuple(left_out)))
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "7 left out:",
-        "  4, such as 0.pdf: no text on a page",
-        *(f"  {number}.md: empty" for number in range(3)),
-    ]
-
-
 def test_files_that_were_read_in_part_are_not_said_to_be_left_out(capsys):
     counts = [(3, 20), (126, 332), (5, 40), (1_200, 9_000)]
     lost = [

@@ -24,8 +24,6 @@ from PySide6.QtWidgets import QApplication, QLabel, QMessageBox, QPushButton
 from desktop.app import Window
 from desktop.backend import Settings
 from desktop.ghost_text import GhostEdit
-from desktop.pages.ask import _in_passage
-from sebp_edge.serve.client import ServerError
 
 pytestmark = pytest.mark.slow
 OF_EXAMPLE = Path(__file__).parents[2] / "examples" / "notes"
@@ -122,16 +120,6 @@ def begin_to_learn(window):
     wait(lambda: window.backend.job is not None and window.backend.job["state"] == "running")
 
 
-def test_a_model_that_no_plan_knows_yet_is_inspected(warm_servers, open_window, notes):
-    window = open_window(notes)
-    wait(lambda: window.learn._plan.start.isEnabled())
-    window.learn._plan.show_words("", can_learn=False)
-    window.learn._inspect_or_say(ServerError("", {"code": "not_known"}))
-    wait(lambda: window.learn._plan.start.isEnabled())
-    window.learn._inspect_or_say(ServerError("", {"code": "machine"}))
-    assert not window.learn._plan.start.isEnabled()
-
-
 def server(window, started=()):
     """The process that the window has started, or the first of those that took its place."""
     return psutil.Process((*started, window.backend._client.process)[0].pid)
@@ -158,15 +146,6 @@ def test_the_address_and_the_token_are_copied_for_other_apps_and_work_until_the_
     window.close()
     with pytest.raises(urllib.error.URLError):
         listed(*copied)
-
-
-def test_an_empty_window_says_what_to_do_first(open_window):
-    window = open_window()
-    assert "Choose the folder" in words(window.notes)
-    assert "Choose a folder under Notes first" in words(window.learn)
-    assert "Choose a folder under Notes first" in words(window.ask)
-    assert "Nothing is learnt yet" in words(window.versions)
-    assert not window.learn._plan.start.isEnabled()
 
 
 def test_a_folder_is_chosen_learnt_with_a_pause_and_asked(warm_servers, open_window, notes):
@@ -237,21 +216,6 @@ def test_a_killed_server_is_told_and_another_one_starts(open_window, notes):
     assert "has stopped" not in words(window)
 
 
-def test_a_server_that_hangs_does_not_hold_the_window(open_window):
-    window = open_window()
-    processes = processes_below(server(window).pid)
-    server(window).send_signal(signal.SIGSTOP)
-    window.backend.settings.folders = ["/"]
-    window.notes.inspect()
-    window.show_page(window.ask)
-    window.ask._allow()
-    window.ask.question.setText("Who is Skruv?")
-    press(window.ask, "Ask")
-    press(window.ask, "Stop")
-    window.close()
-    assert all_gone(processes)
-
-
 def test_grey_words_are_no_text_until_they_are_taken(app):
     editor = GhostEdit()
     editor.show()
@@ -301,12 +265,3 @@ app.main()
     assert done.returncode == -signal.SIGKILL
     (kept,) = (tmp_path / "data").rglob("settings.ini")
     assert str(tmp_path / "notes") in kept.read_text()
-
-
-def test_the_sentence_of_an_answer_is_shown_in_its_passage():
-    passage = "# House <rules>\n\nSoup first. Nothing is mended\nafter nine! Wet boots stay out."
-    shown = "# House &lt;rules&gt; Soup first. <b>Nothing is mended after nine!</b> Wet boots stay out."
-    assert _in_passage("Nothing is mended\nafter nine!", passage) == shown
-    long = _in_passage("Here.", f"{'before ' * 100}Here.{' after' * 100}")
-    assert long.startswith("… before") and "before <b>Here.</b> after" in long and long.endswith("after …")
-    assert len(long) < 450

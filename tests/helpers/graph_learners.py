@@ -9,21 +9,9 @@ from peft import LoraConfig, get_peft_model
 from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.recovery import RecoveringLearner
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
-
-
-def make_learners_eager(monkeypatch):
-    """Lets new learners run without graphs, although there is a GPU."""
-    initialize = Learner.__init__
-
-    def initialize_eager(learner, *args, **options):
-        initialize(learner, *args, **options)
-        learner.graphs = None
-
-    monkeypatch.setattr(Learner, "__init__", initialize_eager)
 
 
 class LoraAdaptation:

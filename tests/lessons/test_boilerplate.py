@@ -39,17 +39,6 @@ def test_lines_that_differ_in_numbers_and_whitespace_are_the_same():
     assert [common_spans(text, lines) for text in texts[:3]] == [[(0, 12)], [(0, 16)], [(2, 15)]]
 
 
-def test_blank_lines_are_not_common():
-    assert lines_of([f"{text}\n\n \n\t\nend" for text in make_sentences(9)]) == {"end"}
-
-
-def test_spans_cover_lines_with_their_endings():
-    text = "# Daily\n\nthe wind\n  # Daily  \r\nhome\n# Daily"
-    spans = common_spans(text, frozenset({"# Daily"}))
-    assert [text[begin:end] for begin, end in spans] == ["# Daily\n", "  # Daily  \r\n", "# Daily"]
-    assert common_spans(text, frozenset()) == []
-
-
 # ------------------------------------------------------------------------------------------------------------- tokens
 
 
@@ -73,14 +62,6 @@ def test_tokens_that_begin_in_common_lines_are_marked_and_eos_never_is():
     assert marked([f"# Daily 7\nthe wind\n{FOOTER}"]) == [(f"# Daily 7\n{FOOTER}", "the wind\n<|eos|>")]
     assert marked([FOOTER]) == [(FOOTER, "<|eos|>")]
     assert marked(["the wind"]) == [("", "the wind<|eos|>")]
-
-
-def test_every_chunk_of_a_text_has_its_own_marks():
-    text = "\n".join(f"{sentence}\n{FOOTER}" for sentence in make_sentences(12))
-    found = marked([text], context_length=48)
-    assert len(found) > 10
-    assert "".join(common for common, _ in found) == f"{FOOTER}\n" * 11 + FOOTER
-    assert "".join(rest for _, rest in found) == "\n".join(make_sentences(12)) + "\n<|eos|>"
 
 
 def test_without_common_lines_examples_are_as_before():

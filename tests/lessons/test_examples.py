@@ -99,12 +99,6 @@ def test_chunks_hold_every_token_once_in_order_within_the_context_length(any_tok
             assert (EOS in example.input_ids) == (number == len(examples) - 1 and any_tokenizer.eos_token is not None)
 
 
-def test_the_last_token_is_never_alone(tokenizer):
-    for length in range(1, 80):
-        for example in encode_one("a" * length, tokenizer, context_length=8):
-            assert list(example.input_ids) != [BOS, EOS]
-
-
 def test_short_texts_stay_one_example_each_and_keep_their_order(tokenizer):
     documents = [Document(str(number), text) for number, text in enumerate(make_sentences(5, words=3))]
     examples, _ = encode(documents, tokenizer, 64)
@@ -161,10 +155,6 @@ def test_cuts_prefer_paragraphs_then_sentences_then_words(kind):
     assert [chunk.strip() for chunk in cuts(words, tokenizer, 18)] == ["qqqqqqqqqq", "xxxxxxxxxx", "zzzzzzzzzz"]
 
 
-def test_lines_are_cut_like_sentences(tokenizer):
-    assert cuts("qqqqqqqq\nxxxx zzzz", tokenizer, 16)[0] == "qqqqqqqq\n"
-
-
 def test_chinese_and_japanese_sentences_are_cut_without_spaces(tokenizer):
     chunks = cuts("今日は雨。明日は晴れ。私は家に帰る。", tokenizer, 44)
     assert chunks == ["今日は雨。明日は晴れ。", "私は家に帰る。"]
@@ -175,12 +165,6 @@ def test_characters_of_several_tokens_are_not_cut_apart(text, tokenizer):
     chunks = cuts(text, tokenizer, 32)
     assert "".join(chunks) == text
     assert "\ufffd" not in "".join(chunks)
-
-
-def test_chunks_use_the_context(tokenizer):
-    text = " ".join(make_sentences(40))
-    examples = encode_one(text, tokenizer, 128)
-    assert sum(len(example.input_ids) for example in examples[:-1]) > 0.6 * 128 * (len(examples) - 1)
 
 
 @pytest.mark.slow
@@ -271,32 +255,6 @@ def test_one_text_of_just_enough_tokens_can_be_trained_on(kind):
         other.draw.splits(other.examples)
 
 
-def test_all_examples_of_a_document_are_in_one_split(tokenizer):
-    data = dataset_of([" ".join(make_sentences(8, seed)) for seed in range(20)], tokenizer)
-    assert len(data.examples) >= 40
-    (split,) = data.draw.splits(data.examples)
-    parts = [{example.document for example in part} for part in (split.train, split.validation, split.test)]
-    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
-    assert len(split.train) + len(split.validation) + len(split.test) == len(data.examples)
-
-
-def test_documents_without_examples_are_not_drawn():
-    """A one-letter text has no token that another one predicts, so no split may count on it."""
-    data = dataset_of(["a", *make_sentences(20)], tokenizer_of("neither"))
-    used = set(range(1, 21))
-    assert (data.num_documents, {example.document for example in data.examples}) == (20, used)
-    assert data.left_out == [LeftOut("x", "empty"), LeftOut("0", "no tokens to train on")]
-    assert set(data.draw.fingerprints) == set(data.draw.split_of) == set(data.draw.cluster_of) == used
-    assert len(data.draw.history.documents) == 20
-
-
-def test_an_earlier_draw_decides_the_splits_of_its_documents(tokenizer):
-    texts = make_sentences(40)
-    first, other = (dataset_of(texts, tokenizer, seed) for seed in (0, 1))
-    later = dataset_of(texts, tokenizer, seed=1, earlier=first.draw.history)
-    assert later.draw.split_of == first.draw.split_of != other.draw.split_of
-
-
 def test_lines_that_stand_in_many_documents_are_boilerplate(tokenizer):
     data = dataset_of([f"kept by the harbour office\n{text}" for text in make_sentences(20)], tokenizer)
     for example in data.examples:
@@ -313,3 +271,12 @@ def test_word_level_tokenizers_are_supported():
     examples = encode_one("the map . the bread . " * 20, PreTrainedTokenizerFast(tokenizer_object=backend), 16)
     assert predicted(examples) == ([1, 2, 3, 1, 0, 3] * 20)[1:]
     assert {example.input_ids[-1] for example in examples[:-1]} == {3}
+
+
+def test_all_examples_of_a_document_are_in_one_split(tokenizer):
+    data = dataset_of([" ".join(make_sentences(8, seed)) for seed in range(20)], tokenizer)
+    assert len(data.examples) >= 40
+    (split,) = data.draw.splits(data.examples)
+    parts = [{example.document for example in part} for part in (split.train, split.validation, split.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 20
+    assert len(split.train) + len(split.validation) + len(split.test) == len(data.examples)

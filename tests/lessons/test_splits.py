@@ -89,20 +89,6 @@ def test_every_document_is_tested_validated_and_trained_in_folds():
         assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize(
-    ("documents", "validation", "test"), [(20, 4, 5), (40, 4, 6), (60, 6, 9), (200, 20, 30), (2000, 100, 200)]
-)
-def test_the_sizes_of_the_parts_of_twenty_documents_or_more(documents, validation, test):
-    [split] = draw(TEXTS[:documents]).splits(examples_of(range(documents)))
-    assert [len(part) for part in parts_of(split)] == [documents - validation - test, validation, test]
-
-
-def test_the_quotas_count_clusters():
-    drawn = draw([edit(text, 0.1, number) for text in TEXTS[:40] for number in range(3)])
-    clusters = {drawn.cluster_of[document]: split for document, split in drawn.split_of.items()}
-    assert Counter(clusters.values()) == {"train": 30, "validation": 4, "test": 6}
-
-
 def test_a_cluster_with_more_than_a_tenth_of_the_documents_is_trained_on():
     for seed in range(10):
         drawn = draw(TEXTS[:40] + [edit(TEXTS[0], 0.05, number) for number in range(30)], seed)
@@ -130,11 +116,6 @@ def test_the_draw_does_not_depend_on_the_order_of_documents(count):
         # Other numbers for the same documents.
         moved = draw([texts[number] for number in order])
         assert {order[number]: side for number, side in sides_of(moved).items()} == sides_of(first)
-
-
-def test_examples_keep_their_order_within_a_part():
-    [split] = draw(TEXTS[:30]).splits(examples_of(range(30)))
-    assert split.train == sorted(split.train, key=lambda example: example.document)
 
 
 def test_too_little_text_is_refused_with_the_figures():
@@ -167,12 +148,6 @@ def test_up_to_a_limit_every_document_is_tested_once_and_trained_on_in_all_folds
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_beside_the_limit_documents_are_split_as_without_it():
-    for documents in (5, 13, FOLDS_BELOW - 1, MOST + 1):
-        with_limit, without = in_folds(TEXTS[:documents]), draw(TEXTS[:documents])
-        assert (with_limit.kind, sides_of(with_limit)) == (without.kind, sides_of(without))
-
-
 def test_documents_keep_their_folds_and_new_ones_come_to_the_smallest():
     first = in_folds(TEXTS[:24])
     grown = in_folds(TEXTS[:42], 5, first.history)
@@ -182,21 +157,6 @@ def test_documents_keep_their_folds_and_new_ones_come_to_the_smallest():
     split = draw(TEXTS[:42], 6, grown.history)
     assert split.kind == "split"
     assert in_folds(TEXTS[:42], 7, split.history).fold_of == grown.fold_of
-
-
-def test_with_another_number_of_folds_all_are_drawn_again():
-    few = draw(TEXTS[:18])
-    many = in_folds(TEXTS[:24], 1, few.history)
-    assert list(Counter(many.fold_of.values()).values()) == [4] * MANY_FOLDS
-    again = draw(TEXTS[:18], 2, many.history)
-    assert list(Counter(again.fold_of.values()).values()) == [6] * FEW_FOLDS
-
-
-def test_a_large_cluster_is_trained_on_in_all_folds():
-    drawn = in_folds(TEXTS[:40] + [edit(TEXTS[0], 0.05, number) for number in range(30)])
-    assert drawn.fold_of.keys() == set(range(1, 40))
-    for split in drawn.splits(examples_of(range(70))):
-        assert parts_of(split)[0] >= {0, *range(40, 70)}
 
 
 # ----------------------------------------------------------------------------------------------------- near-duplicates
@@ -227,30 +187,10 @@ def test_no_near_duplicates_are_on_two_sides():
         assert_no_relatives_on_two_sides(texts, draw(texts, seed, before.history))
 
 
-def test_identical_sets_of_shingles_are_one_cluster():
-    drawn = draw([f"{number}. The ferry left at {number}!" for number in range(50)])
-    assert set(drawn.cluster_of.values()) == {0}
-    assert drawn.kind == "none"
-
-
-def test_a_document_that_holds_others_is_trained_on_with_them():
-    drawn = draw([*TEXTS[:40], "\n".join(TEXTS[:3])])
-    assert {drawn.split_of[document] for document in (0, 1, 2, 40)} == {"train"}
-    assert drawn.kind == "split"
-
-
 def test_a_document_that_holds_all_others_leaves_nothing_to_judge():
     drawn = draw([*TEXTS[:40], "\n".join(TEXTS[:40])])
     assert drawn.kind == "none"
     assert drawn.splits(examples_of(range(41))) == []
-
-
-def test_documents_that_bridge_are_trained_on_in_all_folds():
-    drawn = draw([*TEXTS[:12], "\n".join(TEXTS[:3])])
-    assert drawn.kind == "folds"
-    assert drawn.fold_of.keys() == set(range(3, 12))
-    for split in drawn.splits(examples_of(range(13))):
-        assert parts_of(split)[0] >= {0, 1, 2, 12}
 
 
 @pytest.mark.parametrize(
@@ -280,13 +220,6 @@ def test_documents_keep_their_sides_and_new_ones_fill_the_quotas(count):
         grown = draw(TEXTS[: 2 * count], 2, again.history)
         assert {document: grown.split_of[document] for document in range(count)} == first.split_of
         assert Counter(grown.split_of.values()) == Counter(draw(TEXTS[: 2 * count]).split_of.values())
-
-
-def test_new_documents_come_to_the_smallest_folds():
-    first = draw(TEXTS[:8])
-    grown = draw(TEXTS[:15], 5, first.history)
-    assert {document: grown.fold_of[document] for document in range(8)} == first.fold_of
-    assert sorted(Counter(grown.fold_of.values()).values()) == [5, 5, 5]
 
 
 @pytest.mark.parametrize("count", [15, 60])
@@ -321,19 +254,6 @@ def test_a_removed_document_keeps_its_side_until_it_comes_back(count):
     assert less.kind == other.kind == first.kind
     back = draw(TEXTS[:count], 3, other.history)
     assert sides_of(back) == sides_of(first)
-
-
-def test_sides_are_remembered_from_folds_to_a_split_and_back():
-    folds = draw(TEXTS[:15])
-    split = draw(TEXTS[:40], 1, folds.history)
-    folds_again = draw(TEXTS[:15], 2, split.history)
-    split_again = draw(TEXTS[:40], 3, folds_again.history)
-    nothing = draw(TEXTS[:4], 4, split_again.history)
-    assert (folds.kind, split.kind, nothing.kind) == ("folds", "split", "none")
-    assert folds_again.fold_of == folds.fold_of
-    assert split_again.split_of == split.split_of
-    assert draw(TEXTS[:40], 5, nothing.history).split_of == split.split_of
-    assert draw(TEXTS[:15], 5, nothing.history).fold_of == folds.fold_of
 
 
 @pytest.mark.parametrize(
@@ -373,36 +293,6 @@ def test_documents_in_two_folds_that_are_connected_are_trained_on():
     other = next(document for document, fold in first.fold_of.items() if fold == 2)
     drawn = draw([*TEXTS[:15], f"{TEXTS[one]} {TEXTS[other]}"], 1, first.history)
     assert drawn.fold_of == {document: fold for document, fold in first.fold_of.items() if document not in (one, other)}
-
-
-@pytest.mark.parametrize("left", ["train", "validation", "test"])
-def test_every_split_is_drawn_again_if_only_one_is_left(left):
-    """Documents of other splits have to fill a split that all documents were removed from."""
-    first = draw(TEXTS[:800])
-    texts = [TEXTS[document] for document in of_split(first, left)]
-    drawn = draw(texts, 1, first.history)
-    counts = Counter(drawn.split_of.values())
-    assert counts["test"] >= 5
-    assert counts["validation"] >= 4
-    assert counts["train"] >= len(texts) / 2
-    assert counts[left] >= 5
-
-
-def test_folds_are_filled_if_only_one_is_left():
-    folds = [draw(TEXTS[number : number + 18]) for number in range(0, 180, 18)]
-    history = SplitHistory(tuple(document for drawn in folds for document in drawn.history.documents))
-    tested = [
-        first * 18 + document
-        for first, drawn in enumerate(folds)
-        for document in drawn.fold_of
-        if not drawn.fold_of[document]
-    ]
-    for count in range(MIN_CLUSTERS, FOLDS_BELOW):
-        drawn = draw([TEXTS[document] for document in tested[:count]], 1, history)
-        sizes = [list(drawn.fold_of.values()).count(fold) for fold in range(FEW_FOLDS)]
-        assert sum(sizes) == count
-        assert max(sizes) <= 2 * min(sizes)
-        assert sizes[0] == max(sizes)
 
 
 def test_with_another_salt_nothing_is_recognised():

@@ -1,6 +1,5 @@
 """The memory that a process uses, the limits of containers, and the reports of a GPU's driver are read correctly."""
 
-import os
 import sys
 
 import psutil
@@ -234,29 +233,3 @@ def test_an_interruption_while_the_guard_starts_restores_the_stacks(monkeypatch)
     assert limits == [256]
     assert gpu.driver.limit == 1024
     assert stopped  # Its frames are still alive.
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
-def test_what_is_in_use_before_the_start_is_asked_once(tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho once >> {tmp_path}/asked; echo GPU-aa-1, $(wc -l < {tmp_path}/asked)\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    host.gpu_use_at_first.cache_clear()
-    try:
-        for _ in range(2):
-            assert host.parse_use(host.gpu_use_at_first(), "aa-1") == 2**20
-        assert (tmp_path / "asked").read_text() == "once\n"
-    finally:
-        host.gpu_use_at_first.cache_clear()
-
-
-@pytest.mark.parametrize(("reported", "asked"), [(None, 1), (GB, 4)])
-def test_a_driver_that_does_not_report_the_process_is_not_asked_again(monkeypatch, reported, asked):
-    gpu, calls = Gpu(monkeypatch, reported), []
-    monkeypatch.setattr(process.GpuMemory, "_reported", lambda memory: calls.append(1) or gpu.reported)
-    memory = process.memory_of(CUDA)
-    for _ in range(3):
-        gpu.used += GB // 10
-        memory.measure()
-    assert len(calls) == asked

@@ -162,8 +162,7 @@ OF_NO_KNOWN_KIND = {
 }
 
 
-@pytest.mark.parametrize("recipe", [LORA, FULL], ids=["lora", "full"])
-@pytest.mark.parametrize("checkpoints", [0, 1])
+@pytest.mark.parametrize(("checkpoints", "recipe"), [(0, FULL), (1, LORA)], ids=["full", "lora"])
 @pytest.mark.parametrize("family", OF_NO_KNOWN_KIND)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_what_blocks_of_no_known_kind_keep_is_measured(family, checkpoints, recipe, tmp_path):
@@ -173,14 +172,6 @@ def test_what_blocks_of_no_known_kind_keep_is_measured(family, checkpoints, reci
     # A convolution keeps two rows more than a text has, and not all of linear attention is in chunks.
     least, most = {"lfm2": (0.97, 1.08), "qwen3_5_text": (0.99, 1.25)}.get(family, (0.99, 1.08))
     check_kept(model, recipe, tmp_path, checkpoints=checkpoints, least=least, most=most)
-
-
-def test_the_rows_of_padded_texts_are_counted():
-    assert Bucket(10, 2, 8, 10).padded_rows(1, with_filler=False) == 2 * 8
-    # Of 100 tokens, the fourth longest text has at most 25.
-    assert Bucket(100, 5, 60, 100).padded_rows(1, with_filler=False) == 3 * 60 + 2 * 25
-    assert Bucket(100, 5, 60, 100).padded_rows(64, with_filler=False) == 5 * 64
-    assert Bucket(100, 5, 60, 100).padded_rows(1, with_filler=True) == 3 * 60 + 4 * 25
 
 
 @pytest.mark.parametrize(
@@ -339,15 +330,6 @@ def test_the_peaks_measured_on_an_h100_are_predicted(tokens, measured_gib):
     assert (tensors - footprint.weights) / 2**30 == pytest.approx(beyond_weights, rel=0.1)
 
 
-def test_the_memory_of_torchs_allocator_measured_on_an_h100_is_predicted():
-    setup = TrainingSetup(
-        read_shape(resolve("llama-3.2-3b")), Recipe.load("notes").with_defaults(), True, has_kernels=True, itemsize=2
-    )
-    footprint = predict_footprint(setup, [Bucket(4096, 64, 2560, 4096)], [], context=0)
-    # Measured before weights were joined with their adapters, which added 0.094 GiB to another peak.
-    assert footprint.total - setup.joined_bytes == pytest.approx(15_085_000_000, rel=0.02)
-
-
 PROCESS = """
 import pathlib, sys, warnings
 warnings.simplefilter("ignore")
@@ -434,21 +416,6 @@ def test_a_shape_is_read_from_the_config_alone(tmp_path):
     assert shape.blocks[0].kind.num_norms == 2
 
 
-def test_an_adapters_number_of_parameters_is_pefts(tmp_path):
-    model = make_llama(**SIZES)
-    shape = shape_of(model.config, tmp_path)
-    peft = get_peft_model(model, LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM"))
-    trained = sum(parameter.numel() for parameter in peft.parameters() if parameter.requires_grad)
-    assert shape.adapter_parameters(5) == trained
-
-
-def test_reading_a_shape_leaves_random_states_unchanged(tmp_path):
-    config = make_family("llama").config
-    before = torch.get_rng_state()
-    shape_of(config, tmp_path)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_each_block_has_the_kind_of_its_counterpart_in_the_small_copy(tmp_path):
     layers = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
     config = AutoConfig.for_model("smollm3", **SIZES | layers)
@@ -464,12 +431,6 @@ def test_a_plan_shares_beginnings_on_a_gpu_only_without_a_softcap(model, has_sof
     assert {(block.kind.has_fused_attention, block.kind.has_softcap) for block in shape.blocks} == {(True, has_softcap)}
     setup = TrainingSetup(shape, Recipe.load("notes").with_defaults(), on_gpu=True, has_kernels=True, itemsize=2)
     assert setup.shares_prefixes != has_softcap
-
-
-def test_a_mixture_of_experts_is_not_planned_as_hoisted(tmp_path):
-    sizes = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
-    shape = shape_of(AutoConfig.for_model("mixtral", **sizes), tmp_path)
-    assert not shape.is_hoisted
 
 
 def test_an_unknown_architecture_is_counted_by_its_linear_layers(tmp_path):

@@ -3,23 +3,18 @@
 Run this file with -n 0, since free memory is that of the whole GPU.
 """
 
-import re
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
-from builders import make_examples, make_llama, make_sentences, make_step, schedule_of
-from graph_learners import FullAdaptation, LoraAdaptation
+from builders import make_llama, make_sentences
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.memory.guard import MIN_FREE
-from sebp_edge.engine.models.adaptation import snapshot
-from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import MachineError
-from sebp_edge.events import GraphCaptured, MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
+from sebp_edge.events import MemoryPressure, MemoryProbed, MemoryRanOut, Notice, StepDone
 from sebp_edge.machine import devices, process, stacks
 from sebp_edge.machine.process import memory_of
 
@@ -77,18 +72,6 @@ def test_an_adaptation_stays_within_its_plan_and_restores_the_cap(make, memory_b
     personalizer.adapt(texts)
     # One of the two adaptations may have kept its adapter.
     assert torch.cuda.memory_allocated() <= allocated + 32 * 2**20
-
-
-def test_in_4_bits_without_a_budget_the_free_memory_holds_dequantised_blocks(make):
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
-    events = []
-    make(recipe=RECIPE.replace(load_in_4bit=True), on_event=events.append).adapt(make_sentences(60, words=200))
-    said = [event.message for event in events if isinstance(event, Notice) and "free GPU memory" in event.message]
-    # Other tests may leave little memory.
-    (decided,) = said
-    assert re.search(
-        r": ([1-8] of 8 blocks kept in bf16|no block kept in bf16: every pass dequantises all 8)\.$", decided
-    )
 
 
 def test_after_an_error_the_cap_is_restored_and_all_memory_is_released(make):
@@ -158,71 +141,6 @@ def test_lowering_stacks_frees_memory_and_does_not_change_results():
 
 
 # ------------------------------------------------------------------------------------------------------------ dry runs
-
-
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
-@pytest.mark.parametrize("kind", [LoraAdaptation, FullAdaptation])
-def test_a_dry_run_changes_nothing_bit_for_bit(kind, graphs):
-    examples, adapted, events = make_examples([31, 2, 17, 64, 5, 40]), kind(), []
-    recipe = RECIPE.replace(method="full" if kind is FullAdaptation else "lora", context_length=64)
-
-    def bits(tensors):
-        return [tensor.contiguous().view(torch.uint8) for tensor in tensors]
-
-    with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
-        if not graphs:
-            learner.plain.graphs = None
-        weights, random = snapshot(adapted), (torch.cuda.get_rng_state(), torch.get_rng_state())
-        events.clear()
-        learner.prepare(schedule_of(learner, [[examples]]))
-        torch.cuda.synchronize()
-        assert all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
-        assert torch.equal(torch.cuda.get_rng_state(), random[0])
-        assert torch.equal(torch.get_rng_state(), random[1])
-        update = learner.plain.update
-        if kind is FullAdaptation:
-            moments = [value for one in update._moments for value in one if value is not None]
-            gradients = [parameter.grad for parameter in adapted.model.parameters()]
-            assert gradients == [None] * len(gradients)
-            assert int(update._adamw.step) == 0
-        else:
-            moments = [value for one in update._moments for value in one if value is not None]
-            assert not any(parameter.grad.any() for parameter in learner.plain.parameters)
-        assert moments
-        assert not any(value.any() for value in moments)
-        assert float(learner.plain._loss) == 0
-        assert [type(event) for event in events] == [GraphCaptured] * graphs + [MemoryProbed]
-        # The step replays the graph of the dry run.
-        learner.step(make_step(learner, examples), 1e-2)
-        assert [type(event) for event in events].count(GraphCaptured) == graphs
-        assert not all(map(torch.equal, bits(snapshot(adapted)), bits(weights)))
-
-
-@pytest.mark.parametrize("kind", [LoraAdaptation, FullAdaptation])
-def test_a_dry_run_that_runs_out_of_memory_changes_no_weight_and_is_cut_smaller(kind):
-    examples, adapted, events = make_examples([31, 2, 17, 64, 5, 40]), kind(), []
-    recipe = RECIPE.replace(method="full" if kind is FullAdaptation else "lora", context_length=64)
-    failed = []
-
-    def fail(gradient):
-        raise torch.OutOfMemoryError("no more")
-
-    def fail_in_the_first_backward_pass(module, inputs, output):
-        if output.requires_grad and not failed:
-            failed.append(output.register_hook(fail))
-
-    model = adapted.model.get_base_model() if kind is LoraAdaptation else adapted.model
-    with RecoveringLearner(adapted, recipe, examples, Collator(64, 2), events.append) as learner:
-        # After the trials of a model that is attached, which have backward passes too.
-        model.model.layers[0].register_forward_hook(fail_in_the_first_backward_pass)
-        learner.plain.graphs = None
-        weights = snapshot(adapted)
-        learner.prepare(schedule_of(learner, [[examples]]))
-        assert failed
-        assert all(map(torch.equal, snapshot(adapted), weights))
-    kinds = [type(event) for event in events if not isinstance(event, GraphCaptured)]
-    # If each micro-batch is a step, a notice says so.
-    assert kinds == [MemoryRanOut, *[Notice] * (kind is FullAdaptation), MemoryProbed]
 
 
 # ---------------------------------------------------------------------------------------------------- other programs

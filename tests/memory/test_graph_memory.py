@@ -14,23 +14,6 @@ from sebp_edge.events import GraphCaptured, MemoryRanOut, Notice
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.usefixtures("free_captures")
-def test_all_buckets_are_warmed_up_before_the_first_capture():
-    examples, order = make_examples([64] * 40 + [5]), []
-    with make_learner(LoraAdaptation(), examples) as learner:
-        graphs = learner.plain.graphs._graphs
-        for name in ("warm_up", "capture"):
-            method = getattr(graphs, name)
-            setattr(graphs, name, lambda *given, method=method, name=name: order.append(name) or method(*given))
-        limit_rows(learner, 630)
-        learner.lay_out(schedule_of(learner, [[examples]]))
-        assert len(learner.plain.graphs._planned) > 1
-        learner.step(make_step(learner, examples), 1e-3)
-    first = order.index("capture")
-    assert order.count("warm_up") == first > 1
-    assert order.count("capture") > 1
-
-
 def test_blocks_in_checkpoints_use_less_memory():
     # These heads run on our attention kernels; with flash attention, its sums would be the peak.
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 4}
@@ -142,31 +125,6 @@ def test_ctrl_c_while_a_graph_is_made_ends_the_training(options, call):
         learner.step(make_step(learner, examples), 1e-3)
     assert torch.cuda.current_stream() == stream and not torch.cuda.is_current_stream_capturing()
     assert not any(isinstance(event, Notice) for event in events)
-
-
-@pytest.mark.parametrize("call", [1, 2], ids=["in the warm-up", "in the capture"])
-def test_held_out_losses_are_the_same_if_memory_runs_out_while_a_graph_is_made(call):
-    examples = make_examples([31, 2, 17, 40, 5, 23, 27, 30])
-    adapted = LoraAdaptation()
-    hook = Hook(adapted)
-
-    def by_document(learner):
-        return {
-            group[number].document: losses[owners == number]
-            for group, losses, owners in learner.losses(evaluated(learner, examples))
-            for number in range(len(group))
-        }
-
-    with make_learner(adapted, examples) as learner:
-        expected = by_document(learner)
-    with make_learner(adapted, examples) as learner:
-        hook.fail_at(call)
-        found = by_document(learner)
-        assert learner.limit.max_rows < 4096
-        assert learner.plain.graphs is not None
-    assert found.keys() == expected.keys()
-    for document, losses in found.items():
-        torch.testing.assert_close(losses, expected[document], rtol=2e-2, atol=2e-2)
 
 
 def test_a_single_example_that_only_fits_without_graphs_is_trained_without_them(monkeypatch):

@@ -17,15 +17,6 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")
 
 
-def check_needs(machine, needed, folder, recipe, device):
-    """Checks that a training fits into `needed` bytes, and is refused with one byte less."""
-    machine.has_memory(needed, 8e9)
-    refuse_if_too_big(resolve(folder), recipe, device)
-    machine.has_memory(needed - 1, 8e9)
-    with pytest.raises(MachineError, match=f"needs at least .* with the recipe '{recipe.name}'"):
-        refuse_if_too_big(resolve(folder), recipe, device)
-
-
 def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(
     two_layer_folder, tmp_path, machine
 ):
@@ -42,35 +33,6 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     assert "'model' has 0.82 billion parameters and needs at least 3.6 GB" in words
     assert "recipe 'notes'" in words
     assert "3.0 GB free of 8.0 GB" in words
-
-
-def test_lora_needs_weights_adapter_copies_gradients_moments_and_states(two_layer_folder, machine):
-    model = make_llama()
-    weights = 4 * sum(p.numel() for p in model.parameters())
-    adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
-    # The fp32 master, its copy in the base's dtype, a gradient, two moments; the first state and the best one.
-    check_needs(machine, weights + adapter * (4 + 4 + 4 + 8 + 2 * 4), two_layer_folder, LORA, CPU)
-
-
-def test_full_fine_tuning_in_fp32_needs_gradients_moments_and_states(two_layer_folder, machine):
-    parameters = sum(p.numel() for p in make_llama().parameters())
-    check_needs(machine, parameters * (4 + 4 + 8 + 2 * 4), two_layer_folder, FULL, CPU)
-
-
-def test_full_fine_tuning_in_bf16_needs_8_bit_moments_and_no_gradients(two_layer_folder, machine):
-    machine.computes_in(torch.bfloat16)
-    parameters = sum(p.numel() for p in make_llama().parameters())
-    check_needs(machine, parameters * (2 + 2), two_layer_folder, FULL, CUDA)
-
-
-def test_in_4_bits_only_linear_layers_are_smaller(two_layer_folder, machine):
-    model = make_llama()
-    linears = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
-    adapter = LORA.r * sum(sum(p.shape) for name, p in model.named_parameters() if "proj" in name)
-    others = sum(p.numel() for p in model.parameters()) - linears
-    # NF4 has an 8-bit scale for 64 weights, and an fp32 scale for 256 of these scales.
-    weights = int(4 * others + linears * (0.5 + (1 + 4 / 256) / 64))
-    check_needs(machine, weights + adapter * 28, two_layer_folder, LORA.replace(load_in_4bit=True), CPU)
 
 
 def test_the_error_names_a_gpu_without_bf16_as_the_reason(two_layer_folder, machine):

@@ -22,7 +22,7 @@ from sebp_edge.engine.models import completion
 from sebp_edge.engine.models.completion import Completion, complete_text
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.vocabulary import Vocabulary
-from sebp_edge.errors import ModelError, OptionError
+from sebp_edge.errors import OptionError
 from sebp_edge.lessons.prompts import encode_texts
 
 WORDS = [
@@ -251,11 +251,6 @@ def test_no_word_is_cut_by_the_limit_of_tokens(plain):
     assert texts == {"", " unbelievable", " unbelievable ferry"}
 
 
-def test_a_long_word_is_completed_in_few_passes(plain, llama, sizes):
-    complete(Decoder(llama), plain, "the un believable ununbelievableferries", 0.0, 1)
-    assert len(sizes) <= completion.MAX_PASSES + 1
-
-
 def test_without_a_beginning_token_nothing_is_completed_before_the_first_word():
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
@@ -327,29 +322,3 @@ def test_a_stopped_call_keeps_what_it_has_computed(plain, llama, sizes):
 def test_options_out_of_range_are_refused(plain, llama, options):
     with pytest.raises(OptionError, match=next(iter(options))):
         complete(Decoder(llama), plain, "the", **options)
-
-
-def test_the_bytes_of_tokens_make_up_their_texts(written):
-    space = b" " if written.vocabulary.joined(written.encode(["a"])[0][1:]) == b" a" else b""
-    for seed in random.sample(range(10**6), 20):
-        text = random_text(random.Random(seed)) + "\x00\u200b\U000e0001ﬁ"
-        assert written.vocabulary.joined(written.encode([text])[0][1:]) == space + text.encode(), seed
-
-
-def test_tokens_are_found_by_their_first_bytes(written):
-    vocabulary = written.vocabulary
-    for token in random.sample(range(len(written.tokenizer)), 50):
-        if found := vocabulary[token]:
-            prefix = found[: random.randint(1, len(found))]
-            expected = [each for each in range(len(written.tokenizer)) if (vocabulary[each] or b"").startswith(prefix)]
-            assert sorted(vocabulary.beginning_with(prefix)) == expected
-    assert vocabulary.beginning_with(b"\xff\xff") == []
-
-
-def test_control_tokens_have_no_bytes_and_other_tokenizers_are_refused(plain):
-    assert plain.vocabulary[plain.tokenizer.eos_token_id] is None
-    assert plain.vocabulary.joined(plain.tokenizer.encode("the")) is None  # with BOS
-    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"the": 0}, unk_token="the")))
-    words.backend_tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(ModelError, match="its decoder is WordPiece"):
-        Vocabulary(words, 1)

@@ -13,12 +13,11 @@ from transformers import BloomConfig, FalconConfig, GenerationConfig
 from sebp_edge import Recipe
 from sebp_edge.engine.models import captured_step, decoding
 from sebp_edge.engine.models.adaptation import attach, trainable
-from sebp_edge.engine.models.captured_step import size_holding
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.decoding import Decoder, end_ids_of
 from sebp_edge.engine.models.generation import answer_all
 from sebp_edge.engine.models.loading import load_base_model
-from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks
+from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampling
 from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
@@ -105,23 +104,6 @@ def test_the_tokens_are_those_of_each_prompt_alone(family):
     assert found == expected
     assert len({tuple(new) for new in found}) > 10
     assert len({len(new) for new in found}) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("limit", "most"), [("MAX_ROWS", 5), ("MAX_CACHE_BYTES", 1), ("MAX_CACHE_BYTES", 60000)])
-def test_batches_of_any_size_give_the_same(model, limit, most, monkeypatch):
-    monkeypatch.setattr(decoding, limit, most)
-    prompts, ends, expected = each_alone("llama")
-    assert decode(model, prompts, ends=ends) == expected
-
-
-@pytest.mark.slow
-def test_small_passes_give_the_same(model, monkeypatch):
-    expected = decode(model, make_prompts())
-    for fill_tokens, max_filled_up in ((1, 64), (40, 64), (40, 3), (7, 0)):
-        monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
-        monkeypatch.setattr(decoding, "MAX_FILLED_UP", max_filled_up)
-        assert decode(model, make_prompts()) == expected
 
 
 @pytest.mark.slow
@@ -242,11 +224,6 @@ def test_attention_without_masks_and_chunked_attention_are_named(model):
     assert "flash_attention_2" in Decoder(other).one_by_one
 
 
-def test_no_prompts_and_no_tokens(model):
-    assert decode(model, [], 5) == []
-    assert decode(model, [[20], [21, 22]], 1) == alone(model, [[20], [21, 22]], 1)
-
-
 @pytest.mark.slow
 def test_a_shared_prefix_is_computed_once_and_ended_rows_leave(model):
     draw, sizes = random.Random(5), []
@@ -338,28 +315,6 @@ def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
     assert held == expected
 
 
-def test_a_window_of_one_kind_of_layers_is_masked_in_those_only():
-    found = masks(MODELS["gemma3"](), torch.tensor([[7], [2]]), 9)
-    assert found["full_attention"][0, 0, 0].int().tolist() == [1, 1, 1, 1, 1, 1, 1, 1, 0]
-    assert found["sliding_attention"][0, 0, 0].int().tolist() == [0, 0, 0, 1, 1, 1, 1, 1, 0]
-    assert found["sliding_attention"][1, 0, 0].int().tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "expected"), [(1, 1, (1, 128)), (5, 128, (16, 128)), (17, 129, (40, 256)), (2, 300, (4, 300))]
-)
-def test_captured_sizes_hold_the_rows_and_fit_the_cache(rows, columns, expected):
-    assert size_holding(rows, columns, RowCache(40, 300)) == expected
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(5, 140), (1, 1000)])
-def test_a_small_cache_has_one_captured_size(rows, columns):
-    draw = random.Random()
-    for _ in range(9):
-        size = draw.randint(1, rows), draw.randint(1, columns)
-        assert size_holding(*size, RowCache(rows, columns)) == (rows, columns)
-
-
 def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model, monkeypatch):
     notices = []
 
@@ -416,16 +371,3 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
     assert captured.decode(prompts, ENDS, greedy(10)) == expected
     assert 1 <= len(captures) < 10
     assert notices == []
-
-
-@pytest.mark.gpu
-def test_a_model_that_waits_for_the_gpu_is_answered_eagerly():
-    model, notices = make_llama().eval().cuda(), []
-    expected = decode(model, make_prompts())
-
-    def wait(module, arguments):
-        float(arguments[0].sum())
-
-    model.model.norm.register_forward_pre_hook(wait)
-    assert decode(model, make_prompts(), on_event=notices.append) == expected
-    assert len(notices) == 1 and notices[0].message.startswith("Texts are generated without CUDA graphs")

@@ -1,6 +1,5 @@
 """A base model that `Personalizer` loads in 4 bits: what is quantised, how it trains, and where its adapters fit."""
 
-import re
 import threading
 from dataclasses import asdict
 
@@ -10,7 +9,6 @@ from against_dense import padded_batch
 from builders import batch_losses, dequantised_llama, make_llama
 from typer.testing import CliRunner
 
-from quality import notes_quality
 from sebp_edge import AdapterRecord, AdapterStore, Personalizer, Recipe
 from sebp_edge.cli.commands import app
 from sebp_edge.cli.console import NOT_BETTER
@@ -194,15 +192,6 @@ def test_the_command_line_generates_in_the_trained_or_requested_precision(folder
     for arguments in (learn, with_mine, [*with_mine, "--no-4bit"], without, [*without, "--4bit"]):
         assert CliRunner().invoke(app, arguments).exit_code in (0, NOT_BETTER)
     assert loaded == [True, True, False, False, True]
-
-
-@pytest.mark.slow
-def test_the_benchmark_compares_both_precisions(folder, notes_folder, capsys):
-    notes_quality.main([str(notes_folder), "--model", str(folder), "--seeds", "1", "--device", "cpu", "--4bit"])
-    lines = capsys.readouterr().out.splitlines()
-    rows = [dict(re.findall(r"(\w+) ([^,]+)", line)) for line in lines if line.startswith("model ")]
-    assert [row["base"] for row in rows] == ["full precision", "4 bits"]
-    assert all(0 < float(row["before"]) < 10 and row["after"] != row["before"] for row in rows)
 
 
 def record_of(base):

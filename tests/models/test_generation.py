@@ -40,10 +40,6 @@ def test_temperature_zero_takes_the_most_likely_token_for_any_seed(writer):
     assert write(writer, temperature=0, seed=1) == write(writer, temperature=0, seed=2)
 
 
-def test_top_k_of_one_takes_the_most_likely_token(writer):
-    assert write(writer, top_k=1) == write(writer, temperature=0) != write(writer, top_k=300)
-
-
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 0.8, "seed": 1}, {"repetition_penalty": 1.3}])
 def test_the_probability_of_a_text_is_that_of_its_tokens_one_after_another(writer, model, options):
     tokenizer, drawn = writer.in_use.load(silent).tokenizer, []
@@ -78,15 +74,6 @@ def test_a_repetition_penalty_reduces_repetition(writer):
 
     plain, penalised = (write(writer, temperature=0, repetition_penalty=penalty) for penalty in (1, 10))
     assert most_often(penalised) < most_often(plain)
-
-
-def test_temperature_and_top_p_may_be_integers(writer):
-    assert write(writer, temperature=1, top_p=1)
-
-
-@pytest.mark.parametrize("temperature", [0.001, 100])
-def test_the_lowest_and_highest_temperature_give_text(writer, temperature):
-    assert write(writer, temperature=temperature)
 
 
 def test_the_process_random_state_is_unchanged(writer):

@@ -27,8 +27,8 @@ from sebp_edge.values.example import outlines
 CPU = torch.device("cpu")
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_tokens=200, context_length=64)
 SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 5, "tie_word_embeddings": False}
-# Of 5 blocks: one, some, and all.
-NUMBERS = (1, 3, 5)
+# Of 5 blocks: some, and all.
+NUMBERS = (3, 5)
 
 
 @pytest.fixture(params=[False, True], ids=["full precision", "4 bits"])
@@ -109,9 +109,8 @@ def test_losses_and_gradients_are_those_of_the_resident_model_bit_for_bit(folder
     expected = losses_and_gradients(load(folder, recipe, 0), recipe, examples, options)
     base = load(folder, recipe, number)
     assert base.streamed_blocks == number and base.in_4bit == bool(recipe.load_in_4bit)
-    for poisoned in (False, True):
-        found = losses_and_gradients(base, recipe, examples, options, poisoned)
-        assert all(map(torch.equal, found, expected))
+    found = losses_and_gradients(base, recipe, examples, options, poisoned=True)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_no_saved_tensor_is_of_a_buffer_and_what_runs_without_active_rows_is_exact_too(folder, recipe):
@@ -145,15 +144,14 @@ def plain_gradients(adaptation, batch):
     return [loss.detach(), *found]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_replies_are_those_of_the_resident_model(folder, recipe, number):
+def test_replies_are_those_of_the_resident_model(folder, recipe):
     def reply(base):
         adaptation = random_adaptation(base, recipe)
         text = generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=8, temperature=0))
         adaptation.detach()
         return text
 
-    assert reply(load(folder, recipe, number)) == reply(load(folder, recipe, 0))
+    assert reply(load(folder, recipe, 3)) == reply(load(folder, recipe, 0))
 
 
 def test_streamed_blocks_are_spread_evenly():

@@ -70,10 +70,6 @@ def test_characters_are_emitted_whole_and_half_of_one_at_the_end_is_replaced():
     assert stream([b"f", b"\xc3"])[0] == ["f", "\ufffd"]
 
 
-def test_a_token_without_text_emits_nothing():
-    assert stream([b"", b"a", b"", b"b"])[0] == ["a", "b"]
-
-
 def test_spaces_that_a_tokenizer_strips_at_the_start_are_kept_between_tokens():
     class Words:
         def decode(self, tokens, *, skip_special_tokens):

@@ -281,12 +281,6 @@ def test_dropout_zeroes_the_given_share_of_weights_and_scales_the_others(scores)
     assert_weights_are_dropped(scores, torch.float64, "cpu", {"rtol": 1e-6, "atol": 1e-9})
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("scores", [Scores(dropout=0.3), Scores(causal=False, dropout=0.1)])
-def test_dropout_zeroes_the_given_share_of_weights_on_a_gpu(scores):
-    assert_weights_are_dropped(scores, torch.bfloat16, "cuda", {"rtol": 2e-2, "atol": 1e-3})
-
-
 def test_dropout_works_with_a_softcap():
     scores = Scores(softcap=2.0, dropout=0.4)
     _, dropped, whole = weights_with_and_without_dropout(scores, torch.float64, "cpu")

@@ -14,7 +14,7 @@ from random_cases import random_case
 
 from sebp_edge.ops import ActiveRows, choices, detect, sparse_linear
 from sebp_edge.ops.choices import Algorithms, Shape
-from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles, safe_tiles
+from sebp_edge.ops.tiles import Tiles
 
 SMALL, LARGE = Tiles(64, 64, 64, 1, 4, 4), Tiles(128, 256, 64, 2, 8, 3)
 SHAPE = Shape.of(True, True, 2, 768, 3072, 61)
@@ -38,11 +38,6 @@ def gpu(monkeypatch, on_machine):
     choices._known.cache_clear()
 
 
-@pytest.mark.parametrize(("num_active", "bucket"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
-def test_a_bucket_holds_counts_up_to_a_power_of_two(num_active, bucket):
-    assert Shape.of(True, False, 2, 8, 8, num_active) == Shape("dx", 16, 8, 8, bucket)
-
-
 def test_choices_are_read_back_from_their_file(tmp_path):
     path = choices.choices_file(tmp_path / "new", MEASURED_ON)
     found = {SHAPE: Algorithms(SMALL, None), SHAPE._replace(wanted="dx"): Algorithms(LARGE, None)}
@@ -51,12 +46,6 @@ def test_choices_are_read_back_from_their_file(tmp_path):
     assert choices.read(path) == found | {SHAPE: Algorithms(None, LARGE)}
     assert json.loads(path.read_text())["machine"] == MEASURED_ON
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize("part", MEASURED_ON)
-def test_another_machine_has_another_file(tmp_path, part):
-    other = MEASURED_ON | {part: "another"}
-    assert choices.choices_file(tmp_path, other) != choices.choices_file(tmp_path, MEASURED_ON)
 
 
 @pytest.mark.parametrize(
@@ -103,32 +92,6 @@ def test_measured_choices_come_before_shipped_ones_and_cublas_comes_last(gpu):
     assert choices.choose(shape, gpu) == Algorithms(None, LARGE)
     assert choices.choose(other, gpu) == found_of_other
     assert choices.choose(shape._replace(num_inputs=5), gpu) == Algorithms()
-
-
-def test_shipped_choices_are_readable_and_only_for_their_gpu(caplog):
-    choices.shipped("NVIDIA H100 80GB HBM3")
-    assert not caplog.records
-    assert choices.shipped("NVIDIA GeForce RTX 4090") == {}
-
-
-# Bytes of shared memory that one program may have.
-GPUS = {"Turing": 65536, "Ampere A100": 166912, "Ampere RTX 30, Ada, Blackwell RTX 50": 101376, "Hopper": 232448}
-
-
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("gpu", GPUS)
-def test_unmeasured_gpus_get_tiles_that_fit(gpu, itemsize):
-    tiles = safe_tiles(itemsize, GPUS[gpu])
-    assert tiles.num_stages * tiles.depth * (tiles.rows + tiles.columns) * itemsize <= GPUS[gpu]
-
-
-def test_a_gpu_too_small_for_any_tile_is_named():
-    with pytest.raises(ValueError, match="1000 bytes"):
-        safe_tiles(2, 1000)
-
-
-def test_all_candidates_fit_a_hopper():
-    assert all(tiles.fits(2, GPUS["Hopper"]) for tiles in DX_CANDIDATES + DWEIGHT_CANDIDATES)
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring

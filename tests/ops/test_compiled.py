@@ -29,7 +29,7 @@ def test_kernels_fit_each_architecture(architecture, tmp_path):
     compiler = subprocess.run(command, env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, **options)
     assert compiler.returncode == 0, compiler.stderr
     kernels = [json.loads(line) for line in compiler.stdout.splitlines()]
-    assert len({each["kernel"] for each in kernels}) >= (20 if is_whole else 10)
+    assert len({each["kernel"] for each in kernels}) >= (20 if is_whole else 9)
     for each in kernels:
         assert each["shared"] <= SHARED_MEMORY[architecture], each
         assert each["registers"] * each["threads"] <= REGISTERS, each

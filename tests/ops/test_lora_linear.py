@@ -165,38 +165,6 @@ def test_a_quantised_weight_is_dequantised_once_a_pass_and_never_kept():
     assert [matrix() for matrix in made] == [None, None]
 
 
-def test_groups_share_a_scratch_buffer_as_large_as_the_largest_matrix():
-    x, projections, *_ = random_group(24, 8, (6, 11), 2, 9)
-    wide, wide_projections, *_ = random_group(24, 13, (6, 6), 2, 9)
-    scratch, made = ScratchBuffer(), []
-    packed = [[quantised(one, made)[0] for one in group] for group in (projections, wide_projections)]
-    groups = [LoraGroup.stack(group, scratch) for group in packed]
-    addresses = {matrix.data_ptr() for group in groups for _, matrix in group.weight.parts()}
-    assert len(addresses) == 1
-    assert scratch._buffer.numel() == scratch.size == 8 * 11
-    separate = [LoraGroup.stack(group) for group in packed]
-    for inputs, group, other in zip((x, wide), groups, separate, strict=True):
-        for out, expected in zip(lora_linear(inputs, group), lora_linear(inputs, other), strict=True):
-            assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("dequantised", [False, True])
-def test_as_many_projections_are_multiplied_at_once_as_the_largest_matrix_is_high(dequantised):
-    x, projections, *_ = random_group(24, 8, (6, 2, 3, 5, 11, 1), 2, 9)
-    scratch = ScratchBuffer()
-    packed = [quantised(one, [])[0] for one in projections]
-    packed = [each._replace(weight=each.weight._replace(identity=(number,))) for number, each in enumerate(packed)]
-    group = LoraGroup.stack(packed, scratch, dequantised=dequantised)
-    truth = torch.empty(28, 8, dtype=x.dtype)
-    for each, part in zip(packed, truth.split(group.columns), strict=True):
-        each.weight.dequantise(part)
-    for _ in range(2):
-        found = [(outputs, matrix.clone()) for outputs, matrix in group.weight.parts()]
-        assert [outputs for outputs, _ in found] == [slice(0, 11), slice(11, 16), slice(16, 27), slice(27, 28)]
-        assert torch.equal(torch.cat([matrix for _, matrix in found]), truth)
-    assert (scratch._buffer is None) == dequantised
-
-
 def test_a_scratch_buffer_first_used_in_inference_mode_serves_training():
     x, projections, _, douts = random_group(24, 8, (6, 11), 2, 9)
     group = LoraGroup.stack([quantised(one, [])[0] for one in projections], ScratchBuffer())

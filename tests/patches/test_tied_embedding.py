@@ -7,7 +7,6 @@ from builders import batch_losses, make_llama, row_losses
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding, _groups
 from sebp_edge.research import RowPlan
 
 
@@ -113,24 +112,3 @@ def test_other_embeddings_are_not_replaced(kind):
         assert model.model.norm.weight.grad.any()
     else:
         torch.testing.assert_close(embedding.weight.grad, dense(model, batch), rtol=1e-5, atol=1e-6)
-
-
-def test_embedded_rows_are_the_same_without_gradients():
-    model = tied()
-    embedding, ids = model.get_input_embeddings(), torch.tensor([[3, 1, 3]])
-    expected = embedding(ids)
-    handle = TiedEmbedding(model)
-    handle.attach()
-    with torch.no_grad():
-        assert torch.equal(embedding(ids), expected)
-        assert handle.head_weight(embedding.weight) is embedding.weight
-    handle.remove()
-
-
-@pytest.mark.parametrize("ids", [[7], [3, 3, 3], [5, 1, 5, 2, 1, 5], list(range(9, 0, -1))])
-def test_tokens_of_one_id_are_one_group(ids):
-    ids = torch.tensor(ids)
-    groups, ids_of_groups = _groups(ids)
-    assert torch.equal(ids_of_groups[groups], ids)
-    assert len(groups.unique()) == len(ids.unique())
-    assert set(ids_of_groups.tolist()) == set(ids.tolist())

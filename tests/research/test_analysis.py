@@ -16,7 +16,7 @@ from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import MachineError, ModelError, OptionError, TextsError
 from sebp_edge.events import ExampleAnalyzed
 from sebp_edge.research.analysis.analysis import analyze, analyze_examples
-from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, LayerRows, threshold_elements
+from sebp_edge.research.analysis.gradient_sparsity import threshold_elements
 from sebp_edge.research.analysis.gradients import linear_layers, row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
 from sebp_edge.research.rules.histogram import LogHistogram
@@ -97,17 +97,6 @@ def test_row_norms_and_zeros_equal_those_of_one_dense_batch(make, prompt):
             assert torch.equal(one.is_zero_ET, (dout == 0).all(2))
 
 
-def test_layers_are_described_by_block_projection_and_size():
-    infos = list(linear_layers(make_gpt2()).values())
-    names = ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
-    assert [(info.block, info.projection) for info in infos] == [
-        *((block, name) for block in range(3) for name in names),
-        (None, "lm_head"),
-    ]
-    assert [info.num_weights for info in infos[:4]] == [32 * 96, 32 * 32, 32 * 128, 128 * 32]
-    assert [info.after_attention for info in infos[-5:]] == [False, True, True, True, True]
-
-
 def test_the_model_is_not_changed():
     model = make_llama()
     model.model.norm.weight.requires_grad_(False)
@@ -117,13 +106,6 @@ def test_the_model_is_not_changed():
         assert torch.equal(parameter, before[name][0])
         assert (parameter.requires_grad, parameter.grad) == (before[name][1], None)
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_the_analysis_is_the_same_within_no_grad():
-    model, examples = make_llama(), random_examples()
-    with torch.no_grad():
-        within_no_grad = analyzed(model, examples)
-    assert within_no_grad == analyzed(model, examples)
 
 
 def test_a_model_that_routes_rows_to_experts_is_refused_and_not_changed():
@@ -238,31 +220,6 @@ def test_heat_maps_are_root_mean_squares_in_bins_of_positions(context, positions
     assert longest.norms[0][0] == pytest.approx(float((in_block / positions).sqrt()), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "names"),
-    [
-        (1, ["0 (last)", "head"]),
-        (2, ["0", "1 (last)", "head"]),
-        (3, ["0", "1", "2 (last)", "head"]),
-        (12, ["0 to 5", "6 to 10", "11 (last)", "head"]),
-    ],
-)
-def test_layers_are_grouped_in_order(num_layers, names):
-    layers = [
-        LayerRows(block, name, 10, block, 10, 10, 1, 1.0, 0.5, 0.5, 0.1)
-        for block in range(num_layers)
-        for name in ("q_proj", "down_proj")
-    ]
-    layers.append(LayerRows(None, "lm_head", 10, 9, 1, 10, 1, 1.0, 1.0, 1.0, 0.1))
-    groups = GradientSparsity("every token", 10, 1, 0.1, tuple(layers), 1.0, (), None, (), ()).grouped()
-    assert list(groups) == names
-    assert [one.projection for one in groups[names[0]]] == ["q_proj", "down_proj"]
-    assert groups["head"][0].zero == 0.9
-    members = [layer.block / 10 for layer in layers if layer.projection == "q_proj"]
-    first = members[: 6 if num_layers == 12 else 1]
-    assert groups[names[0]][0].zero == pytest.approx(sum(first) / len(first))
-
-
 def test_the_seed_draws_the_examples_and_each_has_an_event():
     examples, events = random_examples(30), []
     options = {"count": 3, "on_event": events.append}
@@ -361,12 +318,6 @@ def test_an_encoder_gets_a_head_drawn_by_the_seed_and_is_not_kept(encoder_folder
     assert one.losses[0].histogram != other.losses[0].histogram
     assert torch.equal(torch.get_rng_state(), state)
     assert "a new one was drawn, with seed 1" in other.to_html()
-
-
-def test_an_encoders_own_head_is_kept(encoder_folder, tmp_path):
-    make_encoder("bert", "sequence").save_pretrained(encoder_folder)
-    personalizer = Personalizer(encoder_folder, device="cpu", store=tmp_path / "store")
-    assert not analyze(personalizer, make_sentences(9), examples=2).has_new_head
 
 
 def test_an_encoder_can_be_analyzed_but_not_adapted(encoder_folder, tmp_path):

@@ -1,6 +1,5 @@
 """Row selection: each rule selects as documented, and drops are reported."""
 
-import logging
 import math
 from itertools import cycle
 
@@ -9,17 +8,12 @@ import torch
 from against_dense import assert_same_gradients, loss_and_gradients, padded_batch, with_lora
 from builders import checkpoint_activations, make_llama
 from pairwise import pairwise
-from random_cases import chosen, random_energy, random_gradient, selector
+from random_cases import chosen, random_gradient, selector
 
 from sebp_edge import sparsify
 from sebp_edge.errors import OptionError
 from sebp_edge.ops import select_rows, sparse_linear
 from sebp_edge.research import Energy, Threshold, TopN
-
-
-def test_energy_drops_nothing_if_nothing_may_be_lost():
-    energy = random_energy(40, seed=3)
-    assert int(selector(Energy(max_lost=0))((energy.sqrt()[:, None],)).count) == int((energy > 0).sum())
 
 
 @pytest.mark.parametrize("wrong", [{"max_lost": 1}, {"max_lost": -0.1}, {"max_lost": "a"}, {"decay": 1}, {"decay": -1}])
@@ -55,16 +49,6 @@ def test_a_large_weight_does_not_overflow_in_half_precision():
     keep = select_rows(torch.ones(8, dtype=torch.bool), torch.full((8,), 1e6))
     sparse_linear(x, torch.ones(3, 2, dtype=torch.float16), None, lambda douts: keep).backward(dout)
     torch.testing.assert_close(x.grad, torch.full((8, 2), 3 * 2.0**-24 * 1e6, dtype=torch.float16), rtol=1e-2, atol=0)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_zero_rows_are_never_kept(rule):
-    for seed in range(5):
-        dout = random_gradient(40, 3, seed).float()
-        ids, _ = chosen(rule, dout)
-        assert ids
-        assert dout[ids].ne(0).any(dim=1).all()
-        assert ids == sorted(set(ids))
 
 
 @pytest.mark.parametrize(
@@ -155,14 +139,3 @@ def test_each_layer_finds_its_own_epsilon():
     assert sum(report.active - report.kept for report in reports) > 0
     assert sum(report.kept for report in reports) > before
     assert all(0 <= report.lost_energy <= 0.05 / 3 + 1e-12 for report in reports)
-
-
-def test_approximate_gradients_are_logged_once(caplog):
-    with caplog.at_level(logging.INFO, logger="sebp_edge"):
-        with sparsify(make_llama()), sparsify(make_llama(), "detect"):
-            pass
-        assert "approximations" not in caplog.text
-        with sparsify(make_llama(), TopN(5)):
-            pass
-    assert caplog.text.count("approximations") == 1
-    assert "TopN(n=5" in caplog.text

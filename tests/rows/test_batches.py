@@ -61,12 +61,6 @@ def some_with_prompts() -> list[Example]:
     return [*examples, Example([10, 11, 12, 13, 14], [IGNORE, 11, 12, IGNORE, IGNORE], 0)]
 
 
-def test_an_example_knows_how_many_active_tokens_it_has():
-    examples = some_with_prompts()
-    plan = Collator(context_length=64, pad_token_id=0)(examples).plan
-    assert [example.num_active_tokens for example in examples] == plan.cu_seqlens.diff().tolist()
-
-
 @pytest.mark.parametrize("count", [1, 2, 13])
 def test_packed_tokens_equal_those_gathered_from_the_padded_batch(count):
     examples = some_with_prompts()[-count:]
@@ -110,11 +104,6 @@ def test_a_teachers_tokens_are_the_targets_and_soft_targets_of_its_example(ks):
         assert ids.flatten().tolist() == list(own.teacher.ids)
         assert torch.equal(shares[:, : k - 1], torch.tensor(own.teacher.shares).view(-1, k)[:, 1:])
         assert not shares[:, k - 1 :].any()
-
-
-def test_without_teachers_there_are_no_soft_targets():
-    packed = assert_packed_as_gathered(some_with_prompts())
-    assert packed.soft_targets is None
 
 
 def test_teachers_of_one_token_only_replace_the_labels():

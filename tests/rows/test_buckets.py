@@ -1,9 +1,8 @@
 """Token buckets: batches fit into them, at little extra cost."""
 
-import math
 import random
 from collections import Counter
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import pytest
 from pace import at_most
@@ -19,16 +18,6 @@ def test_every_size_fits_into_its_bucket_with_little_filler():
         assert bucket.tokens == bucket.loss_rows
         assert bucket.tokens - size < max(min(size, GRID_STEP), size / 16)
         assert bucket.tokens % min(32, bucket.tokens) == 0
-
-
-def test_larger_sizes_never_get_a_smaller_bucket():
-    """So fewer loss rows than tokens stay fewer, and merged buckets are on the grid."""
-    sizes = [Bucket(size, size, size, size).on_grid for size in range(5001)]
-    assert all(larger.holds(smaller) for smaller, larger in pairwise(sizes))
-
-
-def test_the_grid_has_few_sizes():
-    assert len({Bucket(size, 1, 1, 1).on_grid for size in range(1, 4097)}) == 6 + 31 + 2 * 16
 
 
 @pytest.mark.parametrize("bucket", [Bucket(512, 16, 64, 512), Bucket(513, 1, 512, 9), Bucket(7, 7, 1, 7)])
@@ -110,25 +99,6 @@ def test_each_bucket_pays_for_its_capture(seed):
         cost_with_captures(needed, [Bucket(*map(max, *group, group[0])) for group in each]) for each in groupings
     )
     assert least <= found <= 1.1 * least
-
-
-def test_a_bucket_that_few_steps_use_replays_a_larger_one():
-    small, large = Bucket(256, 2, 256, 256).on_grid, Bucket(512, 2, 256, 512).on_grid
-    pays = math.ceil(CAPTURE_COST / (large.cost - small.cost))
-    assert choose_buckets((pays - 1) * [small] + 500 * [large]) == [large]
-    assert choose_buckets(pays * [small] + 500 * [large]) == [small, large]
-
-
-def test_long_and_short_sequences_have_separate_buckets():
-    """In a merged bucket, each of many short sequences would have a slot of the long one's size."""
-    short, long = Bucket(4000, 150, 60, 4000).on_grid, Bucket(4000, 1, 4000, 4000).on_grid
-    assert set(choose_buckets([short] * 20 + [long] * 20)) == {short, long}
-
-
-def test_small_batches_share_a_bucket():
-    """A step on 4 tokens costs nearly as much as one on 16."""
-    needed = [Bucket(size, 1, size, size).on_grid for size in range(1, 17)]
-    assert choose_buckets(needed) == [Bucket(16, 1, 16, 16)]
 
 
 def test_choosing_takes_little_time_for_sizes_that_vary_much():

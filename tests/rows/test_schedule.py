@@ -1,6 +1,5 @@
 """Schedules have batches of about equal size, full micro-batches, and the same steps however they are cut."""
 
-import dataclasses
 import random
 from itertools import chain, pairwise
 
@@ -15,7 +14,6 @@ from sebp_edge.engine.sparse.rows.schedule import (
     make_schedules,
     shuffled_batches,
 )
-from sebp_edge.errors import TextsError
 from sebp_edge.values.example import Example
 
 IGNORE = -100
@@ -71,10 +69,6 @@ def test_an_example_larger_than_a_batch_does_not_make_the_next_one_tiny():
         assert min(sizes) >= 250
 
 
-def test_few_tokens_make_one_batch():
-    assert shuffled_batches([example(3)], 1024, 1, seed=0) == [[[example(3)]]]
-
-
 # ------------------------------------------------------------------------------------------------------- micro-batches
 
 
@@ -121,17 +115,6 @@ def test_padded_examples_take_the_same_rows_and_keep_their_order():
     assert [one.document for micro_batch in cut for one in micro_batch.examples] == list(range(7))
     assert [len(micro_batch.examples) for micro_batch in cut] == [2, 2, 2, 1]
     assert cut[0].sizes[:3] == (128, 2, 64)
-
-
-def test_a_micro_batch_knows_its_sizes():
-    (found,) = RowLimit(4096).cut([example(9, prompt=4), example(5), example(7)])
-    assert found.sizes == (8 + 6 + 4, 3, 8, 5 + 6 + 4)
-
-
-def test_the_next_limit_is_half_of_the_micro_batch_that_did_not_fit():
-    (found,) = RowLimit(4096).cut([example(6), example(5)])
-    assert RowLimit(4096, 64, 1024).halved(found) == RowLimit(5, 64, 1024)
-    assert RowLimit(3).halved(found).max_rows == 3
 
 
 def test_on_a_cpu_evaluations_are_cut_smaller():
@@ -185,30 +168,6 @@ def schedule_train():
     return [one for step in schedule.epochs[0] for one in step.examples]
 
 
-def test_no_document_is_in_two_splits():
-    schedule = laid_out(RowLimit(4096))
-    trained = {one.document for micro_batch in schedule.trained for one in micro_batch.examples}
-    held_out = [set(documents(group)) for group in (schedule.validation, schedule.test)]
-    assert not trained & held_out[0] and not trained & held_out[1] and not held_out[0] & held_out[1]
-    assert schedule.num_documents == (len(trained), *map(len, held_out))
-    assert sum(schedule.num_documents) == 200
-
-
-@pytest.mark.parametrize("refit", [None, False])
-def test_few_documents_have_folds_and_a_last_training_on_all(refit):
-    dataset = dataset_of(many(9, longest=120))
-    *folds, last = make_schedules(dataset, RECIPE.replace(refit=refit), seed=0)
-    for schedule in (*folds, last):
-        schedule.lay_out(RowLimit(4096))
-    assert sorted(chain.from_iterable(documents(fold.test) for fold in folds)) == list(range(9))
-    assert last.trains_on_all and not any(fold.trains_on_all for fold in folds)
-    assert last.num_documents == (9, 0, 0)
-    assert len(last.epochs) == RECIPE.epochs
-    assert documents(last.test) == list(range(9))
-    assert [times for times, _ in last.evaluated] == [1]
-    assert {times for times, _ in folds[0].evaluated} == {2, 1 + RECIPE.epochs}
-
-
 def test_one_split_has_a_last_training_on_all_that_is_tested_on_the_validation_documents():
     judged, last = make_schedules(dataset_of(many()), RECIPE, seed=3)
     for schedule in (judged, last):
@@ -220,39 +179,6 @@ def test_one_split_has_a_last_training_on_all_that_is_tested_on_the_validation_d
         assert sorted(chain.from_iterable(map(documents, epoch))) == list(range(200))
     assert documents(last.test) == documents(judged.validation)
     assert [times for times, _ in last.evaluated] == [1]
-
-
-@pytest.mark.parametrize(
-    ("method", "refit", "num_schedules"), [("lora", None, 2), ("full", None, 1), ("lora", False, 1), ("full", True, 2)]
-)
-def test_the_recipe_decides_whether_one_split_is_followed_by_a_training_on_all(method, refit, num_schedules):
-    recipe = RECIPE.replace(method=method, refit=refit)
-    assert len(make_schedules(dataset_of(many(30)), recipe, seed=0)) == num_schedules
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_too_few_documents_to_judge_are_all_trained_on(count):
-    examples = many(count * 40, longest=60)
-    examples = [dataclasses.replace(one, document=one.document % count) for one in examples]
-    (only,) = make_schedules(dataset_of(examples), RECIPE, seed=0)
-    only.lay_out(RowLimit(4096))
-    assert only.trains_on_all
-    assert only.num_documents == (count, 0, 0)
-    assert list(only.evaluated) == []
-    assert all(sum(len(step.examples) for step in epoch) == len(examples) for epoch in only.epochs)
-
-
-def test_epochs_after_the_last_only_shape_the_learning_rates():
-    schedule = laid_out(RowLimit(4096))
-    steps, trained = schedule.num_steps, len(schedule.trained)
-    schedule.stop_after(1)
-    assert schedule.num_steps == steps
-    assert len(schedule.trained) == trained // RECIPE.epochs
-
-
-def test_too_little_text_is_refused():
-    with pytest.raises(TextsError, match="Too little text"):
-        make_schedules(dataset_of([example(5)]), RECIPE, seed=0)
 
 
 def test_rows_bound_a_step_and_an_epoch_has_its_least_number_of_steps():

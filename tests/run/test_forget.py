@@ -124,14 +124,6 @@ def test_every_version_that_knew_the_document_is_replaced_by_one_of_the_others(s
     assert "archives" in receipt.not_reached
 
 
-def test_the_others_keep_their_splits(store, notes):
-    learn(store, notes)
-    before = {document.label: document.split for document in store.adapter("mine").documents(1)}
-    call(store, ["3.md"], notes)
-    after = {document.label: document.split for document in store.adapter("mine").documents(2)}
-    assert after == {name: split for name, split in before.items() if name != "3.md"}
-
-
 @pytest.mark.parametrize("wanted", ["path", "relative path", "name", "hash", "deleted file", "moved file"])
 def test_a_document_is_found_by_path_name_hash_or_content(store, notes, tmp_path, monkeypatch, wanted):
     learn(store, notes)
@@ -228,12 +220,6 @@ def test_changed_or_missing_others_are_refused_with_their_names(store, notes):
     assert store.adapter("mine").versions() == [1]
 
 
-def test_the_only_other_text_is_named_in_the_singular(store, notes):
-    learn(store, [notes / "0.md", notes / "1.md"])
-    with pytest.raises(TextsError, match="Nothing was forgotten: the only other document of version 1 is not among"):
-        call(store, ["0.md"], [notes / "0.md"])
-
-
 def test_forgetting_everything_is_refused(store, notes):
     learn(store, notes)
     with pytest.raises(TextsError, match=r"No other document would remain .* remove the adapter"):
@@ -265,39 +251,11 @@ def test_if_nothing_is_known_of_the_active_version_it_is_refused(store, notes):
         call(store, ["3.md"], notes)
 
 
-def test_a_version_of_another_store_is_searched_by_the_text(store, notes, tmp_path):
-    """Its hashes have another salt, and without names only the text tells."""
-    learn(store, notes)
-    store.adapter("mine").export_archive(tmp_path / "moved")
-    other = AdapterStore(tmp_path / "other")
-    other.adapter("mine").save(
-        Version(read_texts(notes), SplitHistory(salt=b"another")), record(**RECORD), activate=True
-    )
-    other.import_archive(tmp_path / "moved")
-    receipt = call(other, ["3.md"], notes)
-    assert (receipt.versions_removed, other.adapter("mine").versions()) == ((1, 2), [3])
-
-
-def test_a_new_version_that_is_not_kept_stays_inactive_and_the_old_ones_go(store, notes):
-    learn(store, notes)
-    learn(store, notes)
-    receipt = call(store, ["3.md"], notes, activate=False)
-    assert (receipt.versions_removed, receipt.replaced_by, receipt.active) == ((1, 2), 3, None)
-    assert store.adapter("mine").versions() == [3]
-
-
 def test_what_was_learnt_meanwhile_by_another_process_stops_the_removal(store, notes):
     learn(store, notes)
     with pytest.raises(AdapterError, match="Nothing was removed: version 2 of the adapter 'mine' was saved meanwhile"):
         call(store, ["3.md"], notes, on_found=lambda found: learn(store, notes))
     assert 1 in store.adapter("mine").versions()
-
-
-def test_an_error_of_the_app_changes_nothing(store, notes):
-    learn(store, notes)
-    with pytest.raises(KeyError):
-        call(store, ["3.md"], notes, on_found=lambda found: {}["no"])
-    assert store.adapter("mine").versions() == [1]
 
 
 def test_what_later_versions_have_learnt_and_the_active_one_has_not_is_said(store, notes):
@@ -313,13 +271,6 @@ def test_what_later_versions_have_learnt_and_the_active_one_has_not_is_said(stor
     receipt = call(store, ["3.md"], notes, on_found=seen.append)
     assert {document.label for document in seen[0].lost} == {"new.md", "5.md"}
     assert (receipt.versions_removed, receipt.lost) == ((1, 2), 2)
-
-
-def test_what_earlier_versions_knew_is_not_said_to_be_learnt_again(store, notes):
-    learn(store, notes)
-    (notes / "5.md").write_text(words(100, 501))
-    learn(store, notes)
-    assert call(store, ["3.md"], notes).lost == 0
 
 
 # --------------------------------------------------------------------------------------------------------------- where
@@ -349,14 +300,6 @@ def test_places_of_which_nothing_is_known_any_more_are_remembered_no_longer(stor
     call(store, [diary], None)
     assert [str(path) for (path,) in paths(store, 2)] == [str(notes)]
     assert known(store, 2) == [f"{number}.md" for number in range(8)]
-
-
-def test_the_text_of_a_version_that_is_not_active_is_forgotten_wherever_it_was(store, notes):
-    learn(store, notes)
-    (notes / "3.md").unlink()
-    learn(store, notes, where=((),))
-    receipt = call(store, ["3.md"], None)
-    assert (receipt.versions_removed, receipt.active) == ((1,), 2)
 
 
 def test_a_place_that_has_other_texts_now_is_named(store, notes):

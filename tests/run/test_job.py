@@ -1,6 +1,5 @@
 """One progress figure for a whole call, corrected by what its parts really take; and a stop that counts for nothing."""
 
-import json
 import math
 import os
 import random
@@ -10,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from command import process, start
+from command import start
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.events import (
@@ -24,8 +23,8 @@ from sebp_edge.events import (
     TensorWritten,
     TrainingStarted,
 )
-from sebp_edge.run.job import DECODING, EVALUATIONS, LATE, MAX_GAP, SAVING, STEPS, JobSink, Phase, WorkClock
-from sebp_edge.run.work_ahead import phases_of_analysis, phases_of_export, phases_of_inspection
+from sebp_edge.run.job import DECODING, EVALUATIONS, MAX_GAP, SAVING, STEPS, JobSink, Phase
+from sebp_edge.run.work_ahead import phases_of_analysis, phases_of_export
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 
@@ -107,15 +106,6 @@ def test_what_steps_really_take_corrects_the_rest(job, factor):
     assert told(job)[-1].seconds_left == pytest.approx(30 * factor + 1, rel=0.25)
 
 
-def test_what_is_done_once_at_the_beginning_does_not_multiply_the_rest(job):
-    """As of a lesson on SmolLM2: what a first text and a first test took was two seconds more."""
-    job.lay_out([Phase("replies", seconds={DECODING: 0.5}), *layout(1.0, steps=40)])
-    job.enter("replies")
-    spend(job, 2.5)
-    job.enter("train")
-    assert told(job)[-1].seconds_left < 1.3 * 46
-
-
 def test_the_figure_never_falls_and_is_whole_only_at_the_end(job):
     draw = random.Random()
     job.lay_out(layout(1.0))
@@ -138,31 +128,6 @@ def test_a_training_that_goes_on_begins_at_what_was_done(job):
     assert figures == sorted(figures) and figures[0] == 0
     assert min(figures[1:]) >= 0.4 and figures[-1] == 1
     assert any(0.65 < figure < 0.75 for figure in figures)  # half of the rest
-
-
-def test_a_phase_that_is_left_out_is_no_longer_ahead(job):
-    job.lay_out(layout(1.0))
-    spend(job, 1.0)
-    before = told(job)[-1].seconds_left
-    job.enter("saving")
-    spend(job, 0.6)
-    assert before > 15 and told(job)[-1].seconds_left < 1
-
-
-def test_a_part_that_takes_longer_than_expected_has_a_share_of_it_left(job):
-    job.lay_out([Phase("samples", seconds={DECODING: 1.0})])
-    job.enter("samples")
-    for _ in range(50):
-        spend(job, 1.0)
-    assert told(job)[-1].seconds_left == pytest.approx(50 * LATE, abs=0.1)
-    assert len(told(job)) == 52  # the beginnings of both phases, too
-
-
-def test_before_the_layout_the_time_left_is_unknown(job):
-    for _ in range(100):
-        spend(job, 1.0)
-    assert {event.seconds_left for event in told(job)} == {None}
-    assert 0.04 < told(job)[-1].fraction < 0.05
 
 
 def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_report_tells_no_progress():
@@ -251,34 +216,6 @@ with WorkClock() as clock:
             assert counted <= real - seconds + MAX_GAP
 
 
-@pytest.mark.slow
-def test_the_clock_counts_a_computation_that_keeps_python_s_lock():
-    with WorkClock() as clock:
-        outside, begin, inside = time.perf_counter(), clock(), time.perf_counter()
-        while time.perf_counter() - inside < 0.8:
-            pow(3, 10**9, 10**9_000 + 1)
-        least, counted, most = time.perf_counter() - inside, clock() - begin, time.perf_counter() - outside
-    assert least - 0.05 <= counted <= most + 0.05
-
-
-@needs_proc
-@pytest.mark.slow
-def test_a_stop_of_the_process_does_not_spoil_the_rates(adapt, recipe, own_data_folder):
-    recipe.write_text(recipe.read_text().replace("epochs = 1", "epochs = 1000\npatience = 1000"))
-    with process(*adapt, "--json") as one:
-        steps = (event for line in one.stdout if (event := json.loads(line))["event"] == "step")
-        before = next(steps)
-        stop_for(4 * MAX_GAP, one)
-        end = time.time()
-        after = next(step for step in steps if step["time"] > end)
-        one.send_signal(signal.SIGTERM)
-        one.communicate(timeout=200)
-    assert one.returncode == 130
-    counted = [step["tokens"] / step["tokens_per_second"] for step in (before, after)]
-    # Half of the stop is room for what passes between the count of a step's seconds and its event's time.
-    assert counted[1] - counted[0] < after["time"] - before["time"] - 2 * MAX_GAP
-
-
 def guessed(phases):
     """A job of these phases, with a clock that only the test moves."""
     events = []
@@ -316,14 +253,6 @@ def test_the_progress_of_an_analysis_is_that_of_the_whole_call_and_its_time_that
     left = [event.seconds_left for event in told(job) if event.seconds_left is not None]
     assert left[4] == pytest.approx(5 * 3.0, rel=0.2)
     assert_it_grows_from_0_to_1(job, ["reading", "loading", "comparing", "tokenising", "gradients"])
-
-
-def test_stages_that_an_inspection_does_not_have_are_left_out():
-    job = guessed(phases_of_inspection())
-    prepare(job, "reading")
-    prepare(job, "tokenising", seconds=10.0)
-    assert told(job)[-1].fraction > 0.8
-    assert_it_grows_from_0_to_1(job, ["reading", "tokenising"])
 
 
 def test_the_progress_of_an_export_goes_on_while_it_is_read_back():
@@ -365,14 +294,6 @@ def test_the_seconds_of_the_phases_add_up_to_all(job):
     assert sum(job.spent.values()) == pytest.approx(job.clock() - began, abs=1e-6)
     job.begin()
     assert sum(job.spent.values()) == 0
-
-
-def test_a_training_that_is_over_at_once_leaves_nothing_behind(job):
-    job.lay_out([*layout(1.0), Phase("fold 2", {STEPS: 5}, {STEPS: 50.0})])
-    job(TrainingStarted("train", 1, 1, 1, 1))
-    job.enter("samples")
-    spend(job, 3)
-    assert told(job)[-1].seconds_left <= 52
 
 
 @pytest.mark.parametrize(("is_busy", "why"), [(True, "This machine is busy"), (False, "This machine is slower")])

@@ -12,7 +12,7 @@ from sebp_edge import Politeness
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.events import Notice
 from sebp_edge.run import giving_way
-from sebp_edge.run.giving_way import MIN_RESERVE, THREADS_BESIDE_GPU, GivingWay, Room
+from sebp_edge.run.giving_way import THREADS_BESIDE_GPU, GivingWay, Room
 from sebp_edge.run.job import JobSink, WorkClock
 
 CPU = torch.device("cpu")
@@ -69,14 +69,6 @@ def test_a_process_that_takes_the_reserve_itself_does_not_wait_for_others(room):
     assert found.lacks() == 0
 
 
-def test_before_anything_is_used_the_reserve_must_be_free(machine):
-    machine.has_memory(MIN_RESERVE - 1, 2 * GB)
-    found = Room(CPU)
-    assert found.lacks() > 0
-    machine.has_memory(MIN_RESERVE, 2 * GB)
-    assert found.lacks() == 0
-
-
 # ---------------------------------------------------------------------------------------------------------------- rest
 
 
@@ -130,16 +122,6 @@ def test_a_request_does_not_wait_for_the_end_of_a_rest_which_is_longer_then(cloc
     way.rest()
     assert answered[0] <= giving_way.REST_SECONDS + 1e-6
     assert 100 * (worked + took) / (worked + took + clock.slept) == pytest.approx(share)
-
-
-def test_without_a_share_there_is_no_rest_and_a_stop_ends_one(clock):
-    signal = StopSignal()
-    for share in (100, 5):
-        way = GivingWay(Politeness(gpu_share=share), CPU, JobSink(lambda event: None), signal)
-        clock.now += 3.0
-        signal.set()
-        way.rest()
-    assert clock.slept == 0
 
 
 def test_a_gpu_rests_between_the_micro_batches_of_a_step(base):

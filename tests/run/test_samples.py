@@ -10,7 +10,6 @@ from failing_memory import RECIPE
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.decoding import Decoder
-from sebp_edge.engine.models.sampling import NonFiniteLogits
 from sebp_edge.lessons.examples import encode
 from sebp_edge.run import samples
 from sebp_edge.run.samples import MAX_CHARACTERS, MAX_WORDS, SAMPLING, choose, continue_each, find_beginnings
@@ -107,25 +106,6 @@ def test_samples_have_continuations_that_differ():
     assert choose([]) == ()
 
 
-def test_documents_that_begin_alike_are_continued_once(base):
-    texts = [f"the ferry left at six. {rest}" for rest in ("and the wind was west so", "and the bread and the map of")]
-    assert [found.source for found in beginnings_of(base, *texts, "the old map")] == ["document 0", "document 2"]
-
-
-def test_the_first_that_can_be_continued_are_taken_in_the_given_order(base):
-    contents = [
-        "one ferry left at six",
-        PromptCompletion(LONG, "too long a prompt"),
-        PromptCompletion("", "no prompt"),
-        Conversation((ANSWER, QUESTION, ANSWER)),
-        "the wind was from the west",
-        "some bread and the soup",
-        "the old map",
-    ]
-    found = beginnings_of(base, *contents, *make_sentences(9), numbers=[6, 1, 2, 3, 5, 4, 0, *range(7, 16)])
-    assert [beginning.source for beginning in found] == [f"document {number}" for number in (6, 5, 4, 0, 7)]
-
-
 def test_continuations_are_repeatable_and_belong_to_the_present_state_of_the_model(base):
     beginnings = beginnings_of(base, *make_sentences(3))
     expected = continue_each(base, beginnings, lambda: None)
@@ -194,9 +174,3 @@ def test_a_stop_ends_it_as_it_ends_a_training(base):
     with pytest.raises(StopRequested):
         continue_each(base, beginnings_of(base, *make_sentences(3)), check)
     assert len(calls) == 3
-
-
-def test_logits_that_are_not_finite_are_an_error(base):
-    base.model.model.norm.weight.data.fill_(float("nan"))
-    with pytest.raises(NonFiniteLogits):
-        continue_each(base, beginnings_of(base, "the ferry left at six"), lambda: None)

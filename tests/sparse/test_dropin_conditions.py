@@ -10,7 +10,6 @@ from against_dense import assert_same, assert_same_training, loss_and_gradients,
 from builders import IGNORE, checkpoint_activations, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
@@ -275,17 +274,6 @@ def test_labels_of_another_length_are_refused():
         model(**batch)
 
 
-def test_a_block_that_is_used_twice_trains_like_dense():
-    model = make_llama(num_hidden_layers=3).double()
-    model.model.layers[2] = model.model.layers[1]
-    assert_same_training(model, padded_batch(prompt=5) | {"use_cache": False})
-
-
-def test_data_parallel_is_refused():
-    with pytest.raises(SparsityError, match="DistributedDataParallel"):
-        sparsify(nn.DataParallel(make_llama()))
-
-
 class CountedReads(dict):
     """Counts how often a value is read."""
 
@@ -338,11 +326,3 @@ def test_layers_that_read_the_same_input_keep_one_copy_of_its_active_rows(length
         assert seen[-1]._kept is None
     assert len(of_layers) == 15
     assert sorted(size for _, _, size in set(of_layers)) == [active * 32] * 7 + [active * 48] * 2
-
-
-def test_if_most_rows_are_active_the_input_itself_is_kept():
-    model, batch = make_llama(), padded_batch(lengths=(24, 20, 9))
-    with sparsify(model, keep_logits=True):
-        saved = [entry for entry in saved_rows(model, batch) if entry[1] == 3 * 24]
-    assert {size for _, _, size in saved} == {72 * 32, 72 * 48}
-    assert len({storage for storage, _, size in saved if size == 72 * 48}) == 2

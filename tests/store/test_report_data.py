@@ -11,7 +11,6 @@ from pages import Page
 from stored_adapter import RECORD, FakeAdaptation
 
 from sebp_edge import AdapterRecord
-from sebp_edge.basics.pages import chart
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.training_report import REPORT, KeptSamples, TrainingReport
 from sebp_edge.store.version_report import VersionReport
@@ -63,18 +62,6 @@ def report_of(store, values) -> VersionReport:
     return store.adapter("mine").report()
 
 
-def test_a_page_has_no_row_for_what_was_not_predicted_and_no_boilerplate_below_a_percent(store):
-    gains = training_facts.Gains(0.1, 0.05, None, None, 0.01, 0.02, "")
-    loss = training_facts.TestLoss(3.0, 2.9, 3.1, 5, 90)
-    tested = training_facts.Tested(loss, None, loss, gains, 3.2, 4.0, None, 0.004)
-    text = Page(report_of(store, minimal_report() | {"tested": dataclasses.asdict(tested)}).to_html()).text
-    assert "predicted" not in text and "On lines that stand in many documents" not in text
-    tested = dataclasses.asdict(dataclasses.replace(tested, boilerplate_share=0.02))
-    cost = minimal_report()["cost"] | {"budget": 3 * 10**9, "predicted": 10**9}
-    text = Page(report_of(store, minimal_report() | {"tested": tested, "cost": cost}).to_html()).text
-    assert "predicted peak 1.0 GB" in text and "On lines that stand in many documents, 2.0 % of the tokens" in text
-
-
 def test_a_report_without_what_was_added_later_is_read(store):
     values = minimal_report()
     del values["learnt_on"]
@@ -113,24 +100,6 @@ def test_whatever_a_report_says_is_escaped(store):
     page = Page(report_of(store, values).to_html())
     assert {"script", "img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert "<script>alert(1)</script>" in page.text
-
-
-@pytest.mark.parametrize(
-    "curve",
-    [
-        Curve("train", 0, (), (), (), ()),
-        Curve("train", 1, (1,), (2.0,), (), ()),
-        Curve("train", 1, (1, 2), (2.0, 2.0), (0,), (2.0,)),
-        Curve("train", 1, (5,), (1e29,), (0,), (0.0,)),
-        Curve("train", 1, (1, 2), (2.0,), (), ()),
-    ],
-)
-def test_any_curve_can_be_drawn(curve):
-    drawn = chart.curve_figure(curve)
-    if drawn is not None:
-        assert "nan" not in drawn["line"]
-        assert all(0 <= tick.position <= chart.CURVES.height for tick in drawn["losses"])
-        assert len(drawn["losses"]) >= 2
 
 
 def test_the_page_about_adapters_documents_every_key_of_the_json():

@@ -1,7 +1,6 @@
 """The longest copy is what greedy decoding brings back from a document's own beginnings, and boilerplate is skipped."""
 
 import functools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -129,19 +128,6 @@ def test_it_warns_of_long_runs_that_are_not_the_base_models(run, base_run, is_le
     assert Copied("", run, base_run).is_learnt == is_learnt
 
 
-@pytest.mark.slow
-def test_the_base_model_computes_only_documents_with_a_long_run(memorised, warn_from):
-    base, adaptation, examples = memorised
-    limit = MemoryOptions(max_rows=1)
-    for shortest, num_long in ((1000, 0), (6, 2)):
-        warn_from(shortest)
-        events = []
-        copies = copies_of(base, adaptation, examples, 0, events.append, limit)
-        assert {copy.document for copy in copies} == {0, 1} if num_long else not copies
-        expected = [(done, 4) for done in range(1, 5)] + [(done, num_long) for done in range(1, num_long + 1)]
-        assert [(event.done, event.examples) for event in events] == expected
-
-
 def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, all_runs):
     examples, adaptation = make_examples([10] * 40), attach(base, RECIPE, 0)
 
@@ -151,14 +137,6 @@ def test_examples_are_drawn_by_the_seed_up_to_a_number_of_tokens(base, all_runs)
     assert len(documents(0)) == 20
     assert documents(0) == documents(0) != documents(1)
     assert len(documents(0, make_examples([220, 220]))) == 1
-
-
-@pytest.mark.slow
-def test_the_longest_run_of_a_document_counts_if_it_has_several_examples(memorised, all_runs):
-    base, adaptation, examples = memorised
-    parts = [replace(example, document=7) for example in examples]
-    (copy,) = copies_of(base, adaptation, parts)
-    assert copy.run == max(copy.run for copy in copies_of(base, adaptation, examples))
 
 
 @pytest.mark.parametrize("family", MODELS)

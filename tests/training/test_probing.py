@@ -15,7 +15,6 @@ from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
-from sebp_edge.engine.training import losses
 from sebp_edge.engine.training import probing as module
 from sebp_edge.engine.training.probing import TIE
 from sebp_edge.events import silent
@@ -108,13 +107,6 @@ def test_they_are_those_of_single_passes(base, method, hoists, monkeypatch):
     assert [found.language, found.facts] == list(map(ProbeFigures.of, before[1:], after[1:]))
 
 
-def test_the_model_is_hoisted_once_for_both(base, monkeypatch):
-    hoist, calls = losses.hoist_if_exact, []
-    monkeypatch.setattr(losses, "hoist_if_exact", lambda *given, **more: calls.append(1) or hoist(*given, **more))
-    probe(base, changed(base))
-    assert len(calls) == 1
-
-
 def test_the_base_model_is_read_once(base):
     adaptation = changed(base)
     first, work = measured(base, adaptation)
@@ -159,14 +151,6 @@ def test_a_damaged_file_is_ignored_and_replaced(base):
         assert read_kept("probes", key) is None
     assert measured(base, adaptation) == found
     assert file.read_text() == whole
-
-
-@pytest.mark.slow
-def test_without_a_cache_folder_it_is_computed_again(base, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    adaptation = changed(base)
-    assert measured(base, adaptation) == measured(base, adaptation)
 
 
 def test_the_cache_holds_no_text_and_no_path(base):
@@ -255,12 +239,6 @@ def test_the_bundled_probes_are_some_thousand_tokens_and_tell_what_tiny_knows(de
     assert found.language.is_telling and not found.facts.is_telling
     rounded = 0 if device == "cpu" else 2  # in bf16, an adapter that does nothing may round otherwise
     assert max(found.language.lost, found.facts.lost) <= rounded
-
-
-def test_the_bundled_probe_has_at_most_10000_tokens():
-    """The usual tokenizers take at most one token for 2.5 bytes."""
-    size = sum(path.stat().st_size for path in PROBE.glob("*.txt"))
-    assert 20_000 < size <= 25_000
 
 
 def test_every_text_of_the_probe_has_a_source():

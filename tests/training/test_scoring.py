@@ -1,11 +1,9 @@
 """A score is the loss of an evaluation, for saved weights of every kind, and leaves the model as it was."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from builders import evaluated, make_llama, make_tokenizer
-from failing_memory import CPU, RECIPE, Failing, losses_within, recovering_learner, uneven_examples
+from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.adaptation import attach, load, trainable
@@ -111,33 +109,4 @@ def test_it_can_be_stopped_between_micro_batches(base, small_evaluations):
         score_of(base, base.model, on_event=stop_at_second)
     assert [type(event) for event in events] == [ExamplesEvaluated] * 2
     assert events[1].done < events[1].examples == len(EXAMPLES)
-    assert_same_state(base.model, before)
-
-
-def failing_at(monkeypatch, numbers):
-    """Makes micro-batches with these numbers run out of memory; returns the list of all micro-batches' sizes."""
-    sizes = []
-
-    def failing(examples):
-        sizes.append(len(examples))
-        return Failing(100) if len(sizes) in numbers else nullcontext()
-
-    losses_within(failing, monkeypatch)
-    return sizes
-
-
-def test_it_continues_with_smaller_micro_batches_if_memory_runs_out(base, monkeypatch):
-    expected = score_of(base, base.model)
-    sizes = failing_at(monkeypatch, {1, 2})
-    found = score_of(base, base.model)
-    assert found.tokens == expected.tokens
-    assert found.nats == pytest.approx(expected.nats, rel=1e-5)
-    assert sizes[0] == len(EXAMPLES) > max(sizes[2:]) and sum(sizes[2:]) == len(EXAMPLES)
-
-
-def test_a_single_example_that_does_not_fit_is_an_error(base, monkeypatch):
-    failing_at(monkeypatch, {1})
-    before = state_of(base.model)
-    with pytest.raises(torch.OutOfMemoryError):
-        score_of(base, base.model, EXAMPLES[:1])
     assert_same_state(base.model, before)

@@ -11,12 +11,10 @@ from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
 from model_families import MODELS
 from pairwise import pairwise
 from teachers import dense_losses, distributions, taught
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.models.adaptation import attach, trainable
-from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
 from sebp_edge.engine.training import teacher as teachers_module
 from sebp_edge.engine.training.teacher import NUM_DRAWN, K, tokens_and_shares, with_teacher
@@ -162,44 +160,12 @@ def test_it_continues_with_smaller_micro_batches_if_memory_runs_out(monkeypatch)
         assert list(own.teacher.shares) == pytest.approx(list(other.teacher.shares), rel=1e-4)
 
 
-class LargestLogits(TorchDispatchMode):
-    """Records the most rows of any tensor as wide as the vocabulary."""
-
-    rows = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        # A transposed weight is not contiguous.
-        if getattr(out, "shape", ())[1:] == (VOCABULARY,) and out.is_contiguous():
-            self.rows = max(self.rows, len(out))
-        return out
-
-
-@pytest.mark.parametrize("rows", [0, 1, 7, 1000])
-@torch.no_grad()
-def test_a_teacher_holds_no_more_logits_than_allowed(rows):
-    model, tokens = make_llama(tie_word_embeddings=False).eval(), pack(EXAMPLES)
-    with Hoisted(model) as hoisted:
-        expected = torch.cat(list(hoisted.row_logits(tokens)))
-    with Hoisted(model, max_logits=rows * VOCABULARY) as hoisted, LargestLogits() as largest:
-        found = list(hoisted.row_logits(tokens))
-    assert 0 < largest.rows <= min(max(1, rows), len(tokens.targets))
-    torch.testing.assert_close(torch.cat(found), expected)
-
-
 @pytest.mark.slow
 def test_drawn_tokens_stand_for_the_whole_distribution():
     logits = torch.randn(1, 300).expand(80_000, -1)
     ids, shares = tokens_and_shares(logits, 5)
     found = torch.zeros(300).index_add_(0, ids.flatten(), shares.flatten()) / len(ids)
     torch.testing.assert_close(found, logits[0].softmax(0), rtol=0.1, atol=1e-4)
-
-
-def test_a_row_that_is_certain_draws_nothing():
-    logits = torch.zeros(2, 50).index_fill_(1, torch.tensor([7]), 1e4)
-    ids, shares = tokens_and_shares(logits, 3)
-    assert shares[:, 0].tolist() == [1, 1]
-    assert shares[:, 1:].sum() == 0 and bool((ids[:, 0] == 7).all())
 
 
 # ------------------------------------------------------------------------------------------------------------ learning
@@ -324,24 +290,6 @@ class TestOnAGpu:
         for captured, expected in zip(found, eager, strict=False):
             torch.testing.assert_close(captured[0], expected[0], rtol=2e-2, atol=2e-2)
         assert not torch.allclose(found[0][0], found[1][0], rtol=1e-3, atol=1e-3)
-
-    def test_a_step_does_not_wait_for_the_gpu(self):
-        from builders import gpu_sync_forbidden
-
-        examples = taught(make_examples([31, 2, 17, 64, 5, 40]), [20, 0, 20, 20, 0, 0])
-        with make_learner(LoraAdaptation(), examples) as learner:
-            outcome = learner.step(make_step(learner, examples), 1e-3)
-            with gpu_sync_forbidden():
-                again = learner.step(make_step(learner, examples), 1e-3)
-            assert learner.plain.graphs is not None
-        assert float(again.loss) < float(outcome.loss)
-
-    def test_a_teacher_on_a_gpu_is_the_one_on_a_cpu(self):
-        model = make_llama().eval()
-        expected = with_teacher(model, EXAMPLES, COLLATOR, CPU, silent, k=VOCABULARY)
-        found = with_teacher(model.to("cuda"), EXAMPLES, COLLATOR, torch.device("cuda"), silent, k=VOCABULARY)
-        for own, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(whole(own), whole(other), rtol=1e-2, atol=1e-4)
 
 
 def step_gradients(learner, micro_batches):

@@ -176,28 +176,6 @@ def test_a_bf16_model_learns_as_well_as_in_fp32():
 
 
 @pytest.mark.slow
-def test_two_trainings_are_bitwise_equal():
-    def state():
-        model = make_llama().bfloat16()
-        with make_learner(model) as learner:
-            train(Trainer(learner, RECIPE, silent, "train"), EXAMPLES, [])
-        return model.state_dict()
-
-    one, other = state(), state()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_after_start_again_a_training_repeats_the_first_one():
-    with make_learner(make_llama().bfloat16()) as learner:
-        fresh = snapshot(learner.adaptation)
-        learner.step(make_step(learner, EXAMPLES), 1e-3)
-        first = snapshot(learner.adaptation)
-        learner.plain.start_again(fresh)
-        learner.step(make_step(learner, EXAMPLES), 1e-3)
-        assert all(torch.equal(a, b) for a, b in zip(first, snapshot(learner.adaptation), strict=True))
-
-
-@pytest.mark.slow
 def test_every_micro_batch_is_a_step_after_one_notice():
     events = []
     with make_learner(make_llama().bfloat16(), events.append) as learner:
@@ -226,13 +204,3 @@ def test_after_a_non_finite_loss_the_best_state_is_restored():
         expected = trainer.progress.best_state
         assert all(torch.equal(a, b) for a, b in zip(expected, snapshot(learner.adaptation), strict=True))
         assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-
-def test_after_release_the_parameters_train_as_before():
-    model = make_llama().bfloat16()
-    with make_learner(model) as learner:
-        learner.step(make_step(learner, EXAMPLES), 1e-3)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    model(torch.arange(7, 30)[None]).logits.float().square().mean().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

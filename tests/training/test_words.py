@@ -21,11 +21,9 @@ from sebp_edge.engine.models.completion import complete_text
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training import run
-from sebp_edge.engine.training.checkpoint import CheckpointFiles, RunState
 from sebp_edge.engine.training.comparison import compare_words, t_quantile
 from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
 from sebp_edge.engine.training.keystrokes import MIN_PROBABILITY, MOST_BYTES
-from sebp_edge.engine.training.loop import TrainingProgress
 from sebp_edge.engine.training.scoring import scoring
 from sebp_edge.engine.training.words import WordReader
 from sebp_edge.events import silent
@@ -199,15 +197,6 @@ def test_boilerplate_and_prompts_are_not_counted():
     assert words_of([3, 4], prompt=(4, 1, 4)) == (7, 1, 1)
 
 
-def test_keystrokes_are_saved_in_what_is_counted_without_a_gap():
-    # " the." takes two keys, " ferry" one more.
-    assert count([1, 4, 3, 4]).saved == 8
-    assert count([1, 4, 3, 4], flags=bytes([1, 1, 0, 0])).saved == 4
-    assert count([1, -100, 4]).saved == 0
-    going_on = [0.0, 1.0, 1.0, 0.0, 0.5]
-    assert count([1, 4], [SURE, going_on]).saved == 0
-
-
 def test_ghost_text_is_shown_from_the_probability_of_complete():
     default = inspect.signature(Personalizer.complete).parameters["min_probability"].default
     assert default == CompleteParams.min_probability == MIN_PROBABILITY
@@ -247,27 +236,6 @@ def test_the_interval_is_that_of_t_for_documents_of_one_size():
     assert (found.guessed_more_lowest, found.guessed_more_highest) == pytest.approx([10 * each for each in expected])
 
 
-def test_there_is_no_interval_of_one_cluster_or_of_one_change():
-    before, after = outcome([30, 30, 30]), outcome([33, 35, 31])
-    for found in (
-        compare_words(before, after, dict.fromkeys(range(3), 7)),
-        compare_words(before, outcome([30, 35, 30]), alone(3)),
-        compare_words(before, before, alone(3)),
-    ):
-        assert found.saved_more_lowest is found.saved_more_highest is found.guessed_more_lowest is None
-        assert found.sentence == found.more_saved == ""
-
-
-def test_words_that_were_not_read_in_all_documents_have_no_figures():
-    read = outcome([30, 31])
-    unread = HeldOutLoss(read.nats, read.tokens)
-    half = HeldOutLoss.merged([outcome([30]), HeldOutLoss({1: 10.0}, {1: 5})])
-    without = outcome([0, 0], words=0)
-    for before, after in ((read, unread), (unread, read), (half, half), (without, without)):
-        assert compare_words(before, after, alone(2)) is None
-    assert compare_words(read, read, alone(2)) is not None
-
-
 @pytest.mark.parametrize(
     ("after", "keys", "interval"),
     [
@@ -286,12 +254,3 @@ def test_the_sentence_says_only_what_is_sure_and_the_interval_has_the_figures(af
     assert replace(found, is_typed=False).sentence == ""
     assert re.fullmatch(interval, found.more_saved), found.more_saved
     assert found.guessed == (30, round(sum(after) / 4))
-
-
-def test_words_are_kept_by_a_checkpoint(tmp_path):
-    before = outcome([30, 31])
-    state = RunState(1.0, [TrainingProgress("train", before=before, after=HeldOutLoss())])
-    CheckpointFiles(tmp_path).write(state)
-    (progress,) = CheckpointFiles(tmp_path).read().progress
-    assert progress.before == before and progress.after == HeldOutLoss()
-    assert before.renumbered({1: 7}).saved == {7: 31}
