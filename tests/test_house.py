@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_642
+MAX_LINES = 52_604
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 3_014,
     "engine": 9,
     "engine.memory": 1_884,
-    "engine.models": 4_993,
+    "engine.models": 4_955,
     "engine.models.gguf": 1_262,
     "engine.sparse": 1_703,
     "engine.sparse.patches": 2_660,

@@ -63,9 +63,9 @@ def alone(model, prompts, max_new_tokens=10, ends=ENDS):
     return found
 
 
-def decode(model, prompts, max_new_tokens=10, ends=ENDS, *, check=lambda: None, **options):
+def decode(model, prompts, max_new_tokens=10, ends=ENDS, *, check=lambda: None):
     """The tokens of the project's decoder, all prompts together."""
-    return Decoder(model, **options).decode(prompts, ends, greedy(max_new_tokens), check=check)
+    return Decoder(model).decode(prompts, ends, greedy(max_new_tokens), check=check)
 
 
 def greedy(max_new_tokens):
@@ -121,11 +121,12 @@ def test_a_batch_with_a_repetition_penalty_is_that_of_each_prompt_alone(model):
 
 
 @pytest.mark.parametrize(("on_cpu", "fill_tokens", "passes"), [(True, 4096, 3), (False, 4096, 1), (False, 269, 3)])
-def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, on_cpu, fill_tokens, passes):
+def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, on_cpu, fill_tokens, passes, monkeypatch):
     draw, seen = random.Random(), []
     prompts = [[first, *tokens(draw, length)] for first, length in ((7, 90), (8, 70), (9, 5))]
     expected = decode(model, prompts)
-    decoder = Decoder(model, fill_tokens=fill_tokens)
+    monkeypatch.setattr(decoding, "FILL_TOKENS", fill_tokens)
+    decoder = Decoder(model)
     decoder._is_on_cpu = on_cpu
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: seen.append(ids[0].shape))
     try:
@@ -307,7 +308,8 @@ def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
 
     held, expected = [], []
     monkeypatch.setattr(decoding, "RowCache", Recorded)
-    decode(model, make_prompts() * 3, max_cache_bytes=most)
+    monkeypatch.setattr(decoding, "MAX_CACHE_BYTES", most)
+    decode(model, make_prompts() * 3)
     assert len(caches) > 1
     assert all(cache() is None for cache in caches)
     assert held == expected
@@ -324,7 +326,8 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
             raise CannotCapture("it waits for the GPU.")
 
     monkeypatch.setattr(decoding, "CapturedSteps", Refusing)
-    decoder = Decoder(model, max_rows=4, on_event=notices.append)
+    monkeypatch.setattr(decoding, "MAX_ROWS", 4)
+    decoder = Decoder(model, on_event=notices.append)
     decoder._captures = True
     prompts, ends, expected = each_alone("llama")
     assert decoder.decode(prompts, ends, greedy(10)) == expected
@@ -339,7 +342,8 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
     prompts, ends, expected = each_alone(family)
-    decoder = Decoder(MODELS[family]().eval(), max_rows=9)
+    monkeypatch.setattr(decoding, "MAX_ROWS", 9)
+    decoder = Decoder(MODELS[family]().eval())
     decoder._captures = True
     assert decoder.decode(prompts, ends, greedy(10)) == expected
     assert max(step.num_rows for step in plain_steps) <= 9
@@ -359,7 +363,8 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 
     monkeypatch.setattr(captured_step, "_StepGraph", Counted)
     model, prompts = MODELS[family]().eval().cuda(), make_prompts()
-    eager, captured = (Decoder(model, max_rows=max_rows, on_event=notices.append) for _ in range(2))
+    monkeypatch.setattr(decoding, "MAX_ROWS", max_rows)
+    eager, captured = (Decoder(model, on_event=notices.append) for _ in range(2))
     eager._captures = False
     expected = eager.decode(prompts, ENDS, greedy(10))
     assert captures == []

@@ -9,6 +9,7 @@ from builders import make_llama
 from model_families import MODELS
 
 from sebp_edge import Recipe
+from sebp_edge.engine.models import decoding
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.decoding import Decoder
@@ -143,15 +144,16 @@ def test_a_failed_call_and_a_batch_keep_nothing(sizes):
     assert decoder._cache is None
 
 
-def test_what_is_kept_is_bounded():
+def test_what_is_kept_is_bounded(monkeypatch):
     model = make_llama().eval()
-    decoder = Decoder(model, keeps=True, max_kept_bytes=1000)
-    assert write(decoder, COMMON) == write(Decoder(model), COMMON)
-    assert decoder._cache is None
     decoder = Decoder(model, keeps=True)
     for length in (5, 50, 5, 40):
         write(decoder, (COMMON * 3)[:length])
         assert decoder._cache.columns <= 128
+    monkeypatch.setattr(decoding, "MAX_KEPT_BYTES", 1000)
+    decoder = Decoder(model, keeps=True)
+    assert write(decoder, COMMON) == write(Decoder(model), COMMON)
+    assert decoder._cache is None
 
 
 def test_a_larger_cache_takes_over_what_is_kept(sizes):

@@ -1,9 +1,7 @@
 """Attaches, saves, restores and detaches trained weights, whichever the method: LoRA or full fine-tuning."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -14,27 +12,8 @@ from sebp_edge.engine.models.lora import LoraAdapter
 from sebp_edge.errors import AdapterError
 from sebp_edge.recipe import Recipe
 
-
-class Adaptation(Protocol):
-    """Trained weights on a base model.
-
-    Attributes:
-        model: the model to train and to generate with.
-    """
-
-    model: nn.Module
-
-    def save(self, folder: Path) -> None:
-        """Writes the trained weights into an existing folder, as safetensors."""
-
-    def disabled(self) -> AbstractContextManager:
-        """Context in which the model computes as the base model alone."""
-
-    def without_effect(self) -> AbstractContextManager:
-        """The same by the values of the weights only, so that graphs that were captured outside of it stay valid."""
-
-    def detach(self) -> None:
-        """Restores the base model."""
+# Trained weights on a base model; they share `model`, `save`, `disabled`, `without_effect` and `detach`.
+Adaptation = LoraAdapter | FullWeights
 
 
 def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:

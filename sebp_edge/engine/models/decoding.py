@@ -99,27 +99,10 @@ class Decoder:
         keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
             tells that weights, an adapter, hooks or settings have changed: the owner of the model makes a new decoder
             then.
-        max_rows: the most prompts that are decoded together.
-        max_cache_bytes: the most bytes of their keys and values, by the config; one prompt may need more.
-        max_kept_bytes: the most bytes of those that are kept between calls.
-        fill_tokens, max_filled_up: see FILL_TOKENS and MAX_FILLED_UP.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        keeps: bool = False,
-        max_rows: int = MAX_ROWS,
-        max_cache_bytes: int = MAX_CACHE_BYTES,
-        max_kept_bytes: int = MAX_KEPT_BYTES,
-        fill_tokens: int = FILL_TOKENS,
-        max_filled_up: int = MAX_FILLED_UP,
-        on_event: Sink = silent,
-    ):
-        self._model = without_adapter(model)  # whose layers keep the adapter
-        self._max_rows, self._max_cache_bytes, self._max_kept_bytes = max_rows, max_cache_bytes, max_kept_bytes
-        self._fill_tokens, self._max_filled_up, self._on_event = fill_tokens, max_filled_up, on_event
+    def __init__(self, model: PreTrainedModel, *, keeps: bool = False, on_event: Sink = silent):
+        self._model, self._on_event = without_adapter(model), on_event  # whose layers keep the adapter
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
         self._keeps, self._holds = keeps, False
         self._forget()
@@ -265,7 +248,7 @@ class Decoder:
             self.forget_texts()
             return
         size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
-        if not self._keeps or not self._kept or size > self._max_kept_bytes:
+        if not self._keeps or not self._kept or size > MAX_KEPT_BYTES:
             self._forget()
 
     def forget_texts(self) -> None:
@@ -280,10 +263,10 @@ class Decoder:
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
-        max_cells = self._max_cache_bytes // bytes_per_token(self._model)
-        largest_group = max(1, min(self._max_rows, max_cells // max(columns)))
+        max_cells = MAX_CACHE_BYTES // bytes_per_token(self._model)
+        largest_group = max(1, min(MAX_ROWS, max_cells // max(columns)))
         groups = group_by_prefix([row.prompt for row in rows], largest_group)
-        return make_batches(groups, columns, self._max_rows, max_cells)
+        return make_batches(groups, columns, MAX_ROWS, max_cells)
 
     def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
         is_alone = len(rows) == 1
@@ -365,8 +348,8 @@ class Decoder:
             rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
             begin = end
         longest = max(len(tokens) for tokens, start in rest)
-        fits_into_one = not self._is_on_cpu and len(rest) * longest <= self._fill_tokens
-        most = longest if fits_into_one else self._max_filled_up
+        fits_into_one = not self._is_on_cpu and len(rest) * longest <= FILL_TOKENS
+        most = longest if fits_into_one else MAX_FILLED_UP
         for at, (tokens, start) in enumerate(rest):
             if len(tokens) > most:
                 self._fill(at, [tokens], [start])
@@ -381,7 +364,7 @@ class Decoder:
             first: the first of the rows.
             starts: the position of each row's first token.
         """
-        size = max(1, self._fill_tokens // len(tokens))
+        size = max(1, FILL_TOKENS // len(tokens))
         for begin in range(0, max(map(len, tokens)), size):
             self._pass(first, [row[begin : begin + size] for row in tokens], [start + begin for start in starts])
             self._check()
@@ -404,7 +387,7 @@ class Decoder:
     def _fill_row(self, prompt: list[int], count: int) -> Tensor:
         """Computes the keys and values of a single prompt that are not kept; returns its last `count` logits."""
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
-        most, found = FILL_TOKENS_CPU if self._is_on_cpu else self._fill_tokens, []
+        most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
         size = 1 if is_replayed else most
         for begin in range(len(self._kept), len(prompt), size):
             tokens = prompt[begin : begin + size]
