@@ -101,6 +101,12 @@ class LoraAdapter:
     @classmethod
     def read_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
         """Reads an adapter's weights in the order of the parameters that it has when it is attached."""
+        # Copied: a memory-mapped tensor would change with its file.
+        return [weight.to(torch.float32, copy=True) for weight in cls._mapped_state(base, folder)]
+
+    @classmethod
+    def _mapped_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
+        """Returns the weights that `read_state` reads, mapped from their file."""
         with raising_adapter_error(folder):
             _read_config(folder)
             weights = read_weights(folder / cls.MARKERS[0])
@@ -108,8 +114,7 @@ class LoraAdapter:
         names = [
             _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (SUFFIX_A, SUFFIX_B)
         ]
-        # Copied: a memory-mapped tensor would change with its file.
-        state = [weights.pop(name).to(torch.float32, copy=True) for name in names if name in weights]
+        state = [weights.pop(name) for name in names if name in weights]
         if weights:
             raise _mismatch(base, folder)
         return state
@@ -136,7 +141,8 @@ class LoraAdapter:
             config = _read_config(folder)
         if (config.r, config.lora_alpha) != (own.r, own.lora_alpha):
             return False
-        state = self.read_state(base, folder)
+        # A copy on the host would take longer than all else.
+        state = self._mapped_state(base, folder)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if [each.shape for each in state] != [each.shape for each in parameters]:
             return False
