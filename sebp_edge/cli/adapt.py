@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand
 
-from sebp_edge.cli.base_model import open_store, personalizing
+from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
@@ -25,6 +25,7 @@ from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError
 from sebp_edge.events import NameInUse
 from sebp_edge.machine.host import free_host_memory, gpu_use_at_first
 from sebp_edge.machine.politeness import Politeness, lower_priority
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def adapt(
 
 def _resume(id: str | None, texts, own: dict, changed: str, *, as_json: bool) -> None:
     """Goes on with a job, or with the only one that does not run; `own` arguments take the place of the job's."""
-    job = open_store().jobs.get(id)
+    job = AdapterStore().jobs.get(id)
     arguments = {"job": job.id, "texts": texts, "changed": changed}
     is_forget = job.record.kind == "forget"
     _run(job.arguments() | own, arguments, job.record.options, as_json=as_json, is_forget=is_forget)
@@ -228,7 +229,7 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     from sebp_edge.run.texts_comparison import compare_with_active
     from sebp_edge.run.unchanged import find_unchanged
 
-    store = open_store()
+    store = AdapterStore()
     adapter = store.adapter(name)
     if adapter.active() is None:
         return texts, None, None

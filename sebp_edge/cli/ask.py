@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.sentences import line_of
-from sebp_edge.cli.base_model import choose_model, open_store, personalizer_class
+from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import (
     err,
     one_sentence_errors,
@@ -29,6 +29,7 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import READER
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable, printable_lines
 
 
@@ -79,7 +80,7 @@ class _Answers:
             self._searched, self._personalizer = asking.SearchedTexts(), None
             self._adapter = {} if name is None else {"adapter": name}
             self._model, self._settings = model and resolve(model), None
-            reader = asking.find_reader(open_store(), self._model) if name is None else None
+            reader = asking.find_reader(AdapterStore(), self._model) if name is None else None
             if reader is not None or name is not None:
                 self._settings = settings | choose_model(name or READER, reader and reader.version, model)[0]
 

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import plural
-from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
 from sebp_edge.cli.options import (
     Device,
@@ -25,6 +24,7 @@ from sebp_edge.cli.options import (
 from sebp_edge.errors import OptionError
 from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.run.base_models import find_base_model
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable
 
 
@@ -89,7 +89,7 @@ def forget(
             _ask(found, yes=yes, activate_anyway=activate_anyway, as_json=as_json)
             sink = stack.enter_context(show_progress(as_json))
 
-        store = open_store()
+        store = AdapterStore()
         adapter = store.adapter(name)
         newest = adapter.active() or max(adapter.versions())
         device = device or ("cpu" if verify else None)

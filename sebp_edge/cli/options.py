@@ -13,6 +13,7 @@ from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.owner import ask_for_owner
 from sebp_edge.errors import OptionError, OwnerUnknown
 from sebp_edge.recipe import Recipe
+from sebp_edge.values.folder import Folder
 
 
 def parse_path(text: str) -> Path:
@@ -29,8 +30,6 @@ def path_option(help: str, metavar: str = "FILE") -> OptionInfo:
 
 def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:
     """Returns the paths with the patterns of the files to read."""
-    from sebp_edge.values.folder import Folder
-
     return [Folder(path, tuple(include or ()), tuple(exclude or ())) for path in paths]
 
 

@@ -15,11 +15,10 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sebp_edge.basics.files import expand_user, flush, make_private, storage_errors, write_atomically
 from sebp_edge.errors import AdapterError, StorageError, suggest
-from sebp_edge.store import archive, model_paths
+from sebp_edge.store import archive, model_paths, where
 from sebp_edge.store.activation import read_activated, write_activated
 from sebp_edge.store.difference import Difference, compare_versions
 from sebp_edge.store.folders import (
@@ -42,9 +41,7 @@ from sebp_edge.store.stored_jobs import Job, Jobs
 from sebp_edge.store.training_report import SAMPLES
 from sebp_edge.store.version_documents import DocumentList, KnownDocument
 from sebp_edge.store.version_report import VersionReport
-
-if TYPE_CHECKING:
-    from sebp_edge.store.where import Where
+from sebp_edge.store.where import Where
 
 
 class Adapter:
@@ -201,17 +198,14 @@ class Adapter:
         archive.write(saved.path, self.name, expand_user(to), replaced)
         return saved
 
-    def wheres(self) -> dict[int, "Where"]:
+    def wheres(self) -> dict[int, Where]:
         """Returns where on this machine the versions were made, by number, as far as it is known."""
-        # Imported here, as below, since most commands need no patterns of files.
-        from sebp_edge.store import where
-
         return where.read(self.folder)
 
     # --------------------------------------------------------------------------------------------------------- changes
 
     def save(
-        self, adaptation: Saveable, record: AdapterRecord, *, activate: bool, where: "Where | None" = None
+        self, adaptation: Saveable, record: AdapterRecord, *, activate: bool, where: Where | None = None
     ) -> SavedAdapter:
         """Saves a new version, and makes it the active one if `activate` is set.
 
@@ -228,7 +222,7 @@ class Adapter:
                 return self.add(temporary, record, activate=activate, where=where)
 
     def add(
-        self, written: Path, record: AdapterRecord, *, activate: bool = False, where: "Where | None" = None
+        self, written: Path, record: AdapterRecord, *, activate: bool = False, where: Where | None = None
     ) -> SavedAdapter:
         """Makes a written folder the next version; see `save`."""
         with locked(self._store):
@@ -354,7 +348,7 @@ class Adapter:
                 write_atomically(self.folder / str(version) / DOCUMENTS, text)
             sweep(self._store)
 
-    def remember_where(self, version: int, where: "Where") -> None:
+    def remember_where(self, version: int, where: Where) -> None:
         """Remembers where a version was made, in place of what is known of that; a disk that refuses it is no error."""
         with suppress(OSError), locked(self._store):
             self._remember_where(version, where)
@@ -363,8 +357,6 @@ class Adapter:
 
     def delete_versions(self, versions: list[int]) -> None:
         """Deletes versions; the whole adapter if no version remains."""
-        from sebp_edge.store import where
-
         paths = [self.version_folder(version) for version in versions]
         fingerprints = model_paths.fingerprints_of(paths)
         remaining = set(self.versions()) - set(versions)
@@ -382,9 +374,7 @@ class Adapter:
                 shutil.rmtree(renamed)
         model_paths.forget_unused(self._store, fingerprints)
 
-    def _remember_where(self, version: int, one: "Where") -> None:
-        from sebp_edge.store import where
-
+    def _remember_where(self, version: int, one: Where) -> None:
         versions = version_numbers(self.folder)
         known = {number: each for number, each in where.read(self.folder).items() if number in versions}
         where.write(self.folder, known | {version: one})
