@@ -2,6 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 # Called wherever a call can safely end; raises to end it.
 Check = Callable[[], None]
@@ -66,3 +71,22 @@ class StopSignal:
         if self.is_pausing and may_pause:
             self._has_raised = True
             raise PauseRequested
+
+
+def in_thread(compute: Callable[[], Result], check: Check, seconds: float) -> Result:
+    """Returns what a function returns, which runs in a thread; checks so often meanwhile, however long it takes.
+
+    If a check raises, nobody waits for the thread, so that it does not keep the process.
+    """
+    made: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(compute())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    while not wait([made], seconds).done:
+        check()
+    return made.result()

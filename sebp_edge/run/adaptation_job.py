@@ -318,8 +318,6 @@ class AdaptationJob:
         settings = self.job.record.settings | {"recipe": asdict(call.recipe)}
         self.job.update(settings=settings, fixed=asdict(fixed))
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     @contextmanager
     def _deleting_at_the_end(self) -> Iterator[None]:
         try:

@@ -370,8 +370,6 @@ class Adapting:
         if out_of_memory:
             raise self._out_of_memory_error(training) from error
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
         earlier = {self._place.active_version} - {None} if self._compares else set()
         if earlier:

@@ -148,8 +148,6 @@ class GivingWay:
             until = until - begin + self._work_since(begin) * owed + time.perf_counter()
         self._rested = time.perf_counter()
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     def _work_since(self, begin: float) -> float:
         """Waits for the GPU; returns the seconds since then."""
         devices.synchronize(self._device)
