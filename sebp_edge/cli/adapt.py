@@ -17,7 +17,7 @@ from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
-from sebp_edge.cli.options import GpuShare, Polite, Request, Threads, parse_path, takes_request
+from sebp_edge.cli.options import GpuShare, MostMemory, Polite, Request, Threads, Yes, parse_path, takes_request
 from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.hub_cache import local_folder
@@ -79,7 +79,7 @@ def adapt(
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     resume: Annotated[
         str | None, typer.Option(metavar="[JOB]", help="Go on with a training that was stopped, paused or killed.")
     ] = None,
@@ -87,7 +87,7 @@ def adapt(
         str | None,
         typer.Option(metavar="MODE", help="With --resume, if texts have changed: refuse (default), without or again."),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    memory: MostMemory = None,
     polite: Polite = False,
     threads: Threads = None,
     gpu_share: GpuShare = None,

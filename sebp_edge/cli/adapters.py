@@ -12,7 +12,7 @@ from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, say
-from sebp_edge.cli.options import Json, parse_path, path_option
+from sebp_edge.cli.options import Json, Yes, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.best_versions import read_best_versions
@@ -25,7 +25,6 @@ app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 Number = Annotated[int, typer.Argument(help="Number of a version.")]
 Version = Annotated[int | None, typer.Option(help="Only this version.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def _readable_versions(store) -> Iterator:

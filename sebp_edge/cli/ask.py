@@ -16,7 +16,7 @@ from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.sentences import line_of
 from sebp_edge.cli import console
 from sebp_edge.cli.base_model import choose_model, personalizer_class
-from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
+from sebp_edge.cli.options import AdapterModel, Device, Exclude, Include, Json, Threads, select
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
@@ -33,7 +33,7 @@ def ask(
     include: Include = None,
     exclude: Exclude = None,
     name: Annotated[str | None, typer.Option(help="Name of an adapter; by default the model's reader.")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    model: AdapterModel = None,
     passages: Annotated[
         int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")
     ] = NUM_PASSAGES,

@@ -8,7 +8,7 @@ import typer
 from sebp_edge.basics.units import percent
 from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
-from sebp_edge.cli.options import Json, path_option
+from sebp_edge.cli.options import AdapterModel, Json, Version, path_option
 from sebp_edge.run.base_models import find_base_model
 from sebp_edge.store.adapter_store import AdapterStore
 
@@ -29,8 +29,8 @@ def export(
             "q4_k_m and the like with llama-quantize on the path; smallest, with --texts.",
         ),
     ] = None,
-    version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    version: Version = None,
+    model: AdapterModel = None,
     texts: Annotated[
         list[Path] | None,
         path_option(

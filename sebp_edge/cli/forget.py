@@ -40,11 +40,11 @@ def forget(
     activate_anyway: Annotated[
         bool, typer.Option("--activate-anyway", help="Activate the new version whatever the gate says.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    yes: options.Yes = False,
+    model: options.AdapterModel = None,
     me: options.Me = None,
     device: options.Device = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    memory: options.MostMemory = None,
     polite: options.Polite = False,
     threads: options.Threads = None,
     gpu_share: options.GpuShare = None,

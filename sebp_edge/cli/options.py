@@ -70,6 +70,10 @@ Threads = Annotated[int | None, typer.Option(help="Number of threads that comput
 GpuShare = Annotated[
     int | None, typer.Option("--gpu-share", metavar="PERCENT", help="Compute on the GPU for so much of the time only.")
 ]
+AdapterModel = Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")]
+Version = Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+MostMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 FreeMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")]
 

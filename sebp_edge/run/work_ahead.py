@@ -80,18 +80,6 @@ def with_all_phases(plan: Plan, dataset: Dataset, schedules: Sequence[Schedule],
     return replace(plan, **{name: whole(getattr(plan, name)) for name in ("chosen", "larger", "smaller", "full")})
 
 
-def phases_ahead(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
-) -> list[Phase]:
-    """Returns the phases from the model's being loaded to the end.
-
-    Args:
-        token: the seconds of a token's forward pass.
-        num_earlier: the number of earlier versions to compare with.
-    """
-    return list(_phases(dataset, schedules, recipe, token, num_earlier))
-
-
 def phases_of_inspection() -> list[Phase]:
     """Returns the phases of `inspect`; what each takes is a guess, here and below."""
     return [_stage(name) for name in ("reading", "comparing", "tokenising", "planning")]
@@ -117,9 +105,15 @@ def loading(choice: Choice) -> Phase:
     return Phase(LOAD, seconds={job.LOADING: FILE_SECONDS + choice.footprint.weights / DISK_RATE})
 
 
-def _phases(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, num_earlier: int
+def phases_ahead(
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
 ) -> Iterator[Phase]:
+    """Yields the phases from the model's being loaded to the end.
+
+    Args:
+        token: the seconds of a token's forward pass.
+        num_earlier: the number of earlier versions to compare with.
+    """
     if dataset.general:
         prompts = [each.num_tokens_before_loss for each in dataset.general if each.num_tokens_before_loss]
         yield Phase(REPLIES, seconds={job.DECODING: _decoding(token, prompts, CHAT_TOKENS)})

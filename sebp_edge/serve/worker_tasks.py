@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sebp_edge.engine.memory.shape_reader import keep_shape
 from sebp_edge.engine.memory.this_machine import keep_device
+from sebp_edge.engine.models.architecture import longest_sequence
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
@@ -365,7 +366,7 @@ def has_room(base: BaseModel, budget: int | None, used: int, characters: int, ne
         characters: the prompt's as JSON; counted as two to a token, where English has about four.
     """
     tokens = characters // 2 + new_tokens
-    tokens = min(tokens, getattr(base.model.config, "max_position_embeddings", None) or tokens)
+    tokens = min(tokens, longest_sequence(base.model) or tokens)
     return budget is None or used + tokens * bytes_per_token(base.model) <= budget
 
 
