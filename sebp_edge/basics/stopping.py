@@ -41,9 +41,9 @@ class StopSignal:
         self.is_pausing = self.can_pause
         return self.can_pause
 
-    def renew(self, *, can_pause: bool) -> None:
+    def renew(self) -> None:
         """Lets a call that has ended by a pause begin again: it can be stopped and paused once more."""
-        self._has_raised, self.is_pausing, self.can_pause = False, False, can_pause
+        self._has_raised, self.is_pausing, self.can_pause = False, False, True
 
     @property
     def is_requested(self) -> bool:

@@ -229,7 +229,7 @@ class Gguf(Format):
             return ReadBack(OURSELVES, same, loss)
         texts = list(map(self._tokenizer.composed, comparison.texts.texts))
         found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.progress)
-        check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
+        check_tokens(found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
         return _compare("llama.cpp", found, comparison, loss, None if self.quant == "f16" else expected, self.quant)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:

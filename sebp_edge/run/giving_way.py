@@ -118,7 +118,7 @@ class GivingWay:
             Interrupted: the call was stopped.
         """
         self.frees, told = False, None
-        self._signal.renew(can_pause=True)
+        self._signal.renew()
         try:
             with self._job.standing_still():
                 while (reason := self._look()) is not None:
