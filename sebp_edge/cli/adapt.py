@@ -270,9 +270,8 @@ def _ask_for_name(event: NameInUse, *, as_json: bool, yes: bool) -> str:
     err.print(f"note: {event.message}", style="yellow", markup=False)
     if yes or not (sys.stdin.isatty() and err.is_terminal):
         return event.name
-    return (
-        event.proposal if typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True) else event.name
-    )
+    takes_it = typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True)
+    return event.proposal if takes_it else event.name
 
 
 def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:
