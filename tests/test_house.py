@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_439
+MAX_LINES = 52_431
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
-    "basics": 929,
+    "basics": 940,
     "basics.pages": 257,
-    "cli": 2_975,
+    "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_867,
     "engine.models": 4_955,
@@ -73,11 +73,11 @@ MAX_LINES_OF_ROOM = {
     "export": 1_851,
     "lessons": 2_256,
     "machine": 1_086,
-    "reading": 6_405,
+    "reading": 6_403,
     "research": 1_698,
-    "run": 5_852,
-    "serve": 3_817,
-    "store": 2_866,
+    "run": 5_846,
+    "serve": 3_809,
+    "store": 2_864,
     "values": 1_801,
 }
 MAX_ENTRIES_AT_ROOT = 20
