@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_431
+MAX_LINES = 52_471
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -64,18 +64,18 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_867,
-    "engine.models": 4_955,
+    "engine.models": 4_961,
     "engine.models.gguf": 1_262,
     "engine.sparse": 1_703,
     "engine.sparse.patches": 2_660,
-    "engine.sparse.rows": 1_223,
-    "engine.training": 4_082,
+    "engine.sparse.rows": 1_228,
+    "engine.training": 4_110,
     "export": 1_851,
     "lessons": 2_256,
     "machine": 1_086,
     "reading": 6_403,
     "research": 1_698,
-    "run": 5_846,
+    "run": 5_847,
     "serve": 3_809,
     "store": 2_864,
     "values": 1_801,
