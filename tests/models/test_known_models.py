@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 
 import pytest
@@ -15,6 +15,7 @@ from known_shapes import configs
 from model_families import MODELS, WITH_STATES
 
 from sebp_edge import Personalizer
+from sebp_edge.basics.files import parse_dataclass
 from sebp_edge.basics.stopping import StopSignal
 from sebp_edge.engine.memory.known_machine import recall_machine, remember_machine
 from sebp_edge.engine.memory.shape_reader import read_shape
@@ -23,8 +24,9 @@ from sebp_edge.engine.memory.this_machine import keep_device, target_of
 from sebp_edge.engine.models.catalog import CATALOG, resolve, resolve_config
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.engine.models.hub_cache import cache_of_the_hub
-from sebp_edge.engine.models.known_models import BUNDLED, recall_model, remember_model, shape_from, values_of
+from sebp_edge.engine.models.known_models import BUNDLED, recall_model, remember_model
 from sebp_edge.engine.models.loading import local_tokenizer
+from sebp_edge.engine.models.shape import DecoderShape
 from sebp_edge.errors import AdapterError
 from sebp_edge.events import silent
 from sebp_edge.machine.process import memory_of
@@ -58,7 +60,7 @@ def test_the_shapes_that_ship_are_those_that_torch_reads(name):
     known = json.loads(BUNDLED.read_text())["shapes"]
     assert set(known) == set(configs())
     shape = read_shape(resolve_config(configs()[name]))
-    assert shape_from(known[name], shape.name) == shape
+    assert replace(parse_dataclass(known[name], DecoderShape), name=shape.name) == shape
 
 
 def test_the_models_with_short_names_are_known():
@@ -72,7 +74,7 @@ def test_the_models_with_short_names_are_known():
 def test_a_shape_survives_json(family, tmp_path):
     (MODELS | WITH_STATES)[family]().config.save_pretrained(tmp_path)
     shape = read_shape(resolve_config(tmp_path))
-    assert shape_from(json.loads(json.dumps(values_of(shape))), shape.name) == shape
+    assert parse_dataclass(json.loads(json.dumps(asdict(shape))), DecoderShape) == shape
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ class Activations:
         if block.kept is not None:
             return self._kept(block.kept)[0] + kept_by_lora(len(block.linears), self._execution)
         if block.kind is None:
-            numbers = sum(map(sum, block.linears.values())) + 4 * self._shape.hidden
+            numbers = sum(linear.features for linear in block.linears.values()) + 4 * self._shape.hidden
             return self.setup.itemsize * numbers + FP32 * 2 + kept_by_lora(len(block.linears), self._execution)
         norms = kept_by_norms(block, self._shape.head_size, self._execution)
         attention = kept_by_attention(block, self._shape.head_size, self._execution)
@@ -177,7 +177,7 @@ class Activations:
 
     def _backward_of(self, block: Block, sizes: Bucket) -> int:
         if block.kind is None:
-            widest = max(map(max, block.linears.values()), default=0)
+            widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
             of_states = self._padded_rows(sizes) * self._padded_bytes(block)
             return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)

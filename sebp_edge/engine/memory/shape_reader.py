@@ -47,7 +47,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     if None in known:
         return _measured(shape, model)
     pairs = zip(shape.blocks, known, strict=True)
-    return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
+    return shape.with_blocks([replace(block, kind=kind) for block, kind in pairs])
 
 
 def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
@@ -57,8 +57,8 @@ def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
         of_blocks, outside = measure_kept(few)[1], measure_kept(model, without_blocks=True)[0]
     except FAILURES:
         return shape
-    blocks = (replace(block, kept=of_blocks[layer]) for block, layer in zip(shape.blocks, layers, strict=True))
-    return replace(shape, blocks=tuple(blocks), kept_outside=outside)
+    blocks = [replace(block, kept=of_blocks[layer]) for block, layer in zip(shape.blocks, layers, strict=True)]
+    return replace(shape.with_blocks(blocks), kept_outside=outside)
 
 
 def keep_shape(reference: ModelReference) -> None:

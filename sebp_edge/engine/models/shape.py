@@ -4,12 +4,13 @@
 from the sizes; `sebp_edge.engine.memory.shape_reader` finds it. Imports no torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 
-class LinearShape(NamedTuple):
+@dataclass(frozen=True)
+class LinearShape:
     """A linear layer's sizes: its numbers of input and output features."""
 
     inputs: int
@@ -19,13 +20,18 @@ class LinearShape(NamedTuple):
     def size(self) -> int:
         return self.inputs * self.outputs
 
+    @property
+    def features(self) -> int:
+        return self.inputs + self.outputs
+
 
 def spread(number: int, total: int) -> list[int]:
     """Returns `number` of the numbers below `total`, spread evenly."""
     return [each for each in range(total) if (each + 1) * number // total > each * number // total]
 
 
-class BlockKind(NamedTuple):
+@dataclass(frozen=True)
+class BlockKind:
     """How a block of a decoder's class runs on active rows.
 
     Attributes:
@@ -58,7 +64,8 @@ class BlockKind(NamedTuple):
     has_fused_mlp: bool
 
 
-class Kept(NamedTuple):
+@dataclass(frozen=True)
+class Kept:
     """What autograd keeps of a part of a decoder.
 
     Attributes:
@@ -136,8 +143,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class DecoderSizes:
-    """The sizes of a decoder, without its layers.
+class DecoderShape:
+    """The sizes of a decoder and of its blocks.
 
     Attributes:
         parameters: of the whole model, a tied head counted once.
@@ -146,8 +153,14 @@ class DecoderSizes:
         longest: the longest sequence that the model takes, in tokens; None for no limit.
         is_tied: whether head and embedding share their weight.
         has_plain_embedding: whether the embedding only looks up rows.
+        linear_parameters, linear_features: of all linear layers except the head, each once: those that can be in 4 bits
+            and get adapters.
+        distinct_blocks: its blocks without duplicates.
+        order: the place of each block among the distinct ones.
+        kept_outside: what is kept outside of blocks, if they are of no known kind.
     """
 
+    name: str
     parameters: int
     vocabulary: int
     hidden: int
@@ -155,36 +168,25 @@ class DecoderSizes:
     longest: int | None
     is_tied: bool
     has_plain_embedding: bool
-
-
-@dataclass(frozen=True)
-class DecoderShape(DecoderSizes):
-    """The sizes of a decoder and of its blocks.
-
-    Attributes:
-        linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
-        kept_outside: what is kept outside of blocks, if they are of no known kind.
-    """
-
-    name: str
-    linears: tuple[LinearShape, ...]
-    blocks: tuple[Block, ...]
+    linear_parameters: int
+    linear_features: int
+    distinct_blocks: tuple[Block, ...] = ()
+    order: tuple[int, ...] = ()
     kept_outside: Kept | None = None
+
+    def with_blocks(self, blocks: Sequence[Block]) -> "DecoderShape":
+        """Returns the same shape with these blocks."""
+        distinct = [block for number, block in enumerate(blocks) if block not in blocks[:number]]
+        return replace(self, distinct_blocks=tuple(distinct), order=tuple(map(distinct.index, blocks)))
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return [self.distinct_blocks[number] for number in self.order]
 
     @property
     def head_parameters(self) -> int:
         """Parameters of the head, [vocabulary, hidden]."""
         return self.vocabulary * self.hidden
-
-    @cached_property
-    def distinct_blocks(self) -> list[Block]:
-        """Its blocks without duplicates."""
-        return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
-
-    @cached_property
-    def order(self) -> list[int]:
-        """The place of each block among the distinct ones."""
-        return [self.distinct_blocks.index(block) for block in self.blocks]
 
     @cached_property
     def is_hoisted(self) -> bool:
@@ -197,15 +199,6 @@ class DecoderShape(DecoderSizes):
         kept = (block.kept for block in self.distinct_blocks if block.kept is not None)
         return max((each.multiple for each in kept if each.by_run[-1][1]), default=0)
 
-    @cached_property
-    def linear_parameters(self) -> int:
-        """Parameters of all linear layers except the head."""
-        return sum(linear.size for linear in self.linears)
-
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""
-        return r * self._linear_features
-
-    @cached_property
-    def _linear_features(self) -> int:
-        return sum(map(sum, self.linears))
+        return r * self.linear_features
