@@ -19,11 +19,7 @@ REGRESSION = "regression"
 
 
 class EncoderTokens:
-    """Gathers the active tokens of one encoder's batches.
-
-    Attributes:
-        reads_first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
-    """
+    """Gathers the active tokens of one encoder's batches; its head reads first tokens, or else labelled ones."""
 
     def __init__(self, encoder: nn.Module):
         self.reads_first_token = reads_first_token(encoder)

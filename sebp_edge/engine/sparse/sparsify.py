@@ -42,7 +42,7 @@ from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.last_layer import LastLayer
 from sebp_edge.engine.sparse.patches.loss import FusedLoss
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of, has_own_forward
-from sebp_edge.engine.sparse.patches.state import ModelState
+from sebp_edge.engine.sparse.patches.state import ModelState, ends_of
 from sebp_edge.engine.sparse.rows.batch_rows import (
     ALL,
     DETECTED,
@@ -134,11 +134,7 @@ class Sparsified(Patch):
         return losses_C + (shares_CK * differences_CK).sum(dim=1)
 
     def row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-        """The logits of every loss row of a right-padded batch: fp32 [C, V].
-
-        Args:
-            input_ids_BT, plan: see `row_losses`.
-        """
+        """The logits of every loss row of a right-padded batch: fp32 [C, V]; see `row_losses`."""
         with self._calling(_Call(DETECTED, plan)):
             logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
         return logits_BTV.flatten(0, 1)[plan.loss_rows].float()
@@ -212,7 +208,7 @@ class Sparsified(Patch):
 
     def _examine(self) -> "_Findings":
         # The first block too, since the output of a frozen embedding gets no gradient.
-        first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
+        first_modules = [*filter(None, ends_of(self._inner)[:1]), *blocks_of(self._inner)[:1]]
         loss = None
         if not self._keeps_logits:
             loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
@@ -300,7 +296,7 @@ class Sparsified(Patch):
     def _norm_rows(self, x: Tensor) -> Rows | None:
         """The rows of a norm whose input has the batch's rows; None, which means all rows, for others."""
         rows = self._call.rows
-        return rows.norm_rows if x.shape[:-1].numel() == rows.num_rows and not is_in_checkpoint() else None
+        return rows.up_to_attention if x.shape[:-1].numel() == rows.num_rows and not is_in_checkpoint() else None
 
     def _activation_rows(self, x: Tensor) -> Rows | None:
         """The rows of an activation after the latest linear layer; None, which means all, for others.
@@ -343,14 +339,14 @@ class KeptInputs:
 
     def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
         """Returns what a layer's backward pass needs of its input; see `keep_rows`."""
-        if callable(rows):
-            # All of x, without a copy to share; remembered here, it might outlive the graph.
-            return keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
         key = (x._version, x_cast.dtype, id(rows))
-        if self._x() is not x or self._key != key:
-            self._x, self._key, self._rows = weakref.ref(x), key, rows
-            self._kept = keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
-        return self._kept
+        if self._x() is x and self._key == key:
+            return self._kept
+        kept = keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+        # Else all of x is kept, without a copy to share; remembered here, it might outlive the graph.
+        if not callable(rows):
+            self._x, self._key, self._rows, self._kept = weakref.ref(x), key, rows, kept
+        return kept
 
     def forget(self) -> None:
         """Drops all references; after the forward pass, only the graph keeps what it needs."""
@@ -468,11 +464,6 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                 "DistributedDataParallel or a single device."
             )
     refuse_sharding(model.modules())
-
-
-def _embedding_of(model: nn.Module) -> list[nn.Module]:
-    get = getattr(model, "get_input_embeddings", None)
-    return [embedding] if get is not None and isinstance(embedding := get(), nn.Module) else []
 
 
 def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:

@@ -87,11 +87,7 @@ class _Move(torch.autograd.Function):
 
 
 class Restarts(Patch):
-    """Handle of one decoder's layers whose state restarts at each text.
-
-    Attributes:
-        layout: where the texts of the present batch lie; None outside of one.
-    """
+    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()

@@ -103,10 +103,8 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     """Chooses few buckets for many batches, and returns them cheapest first; each of `needed` fits into one of them.
 
     Repeatedly merges the two buckets whose union adds least to the cost of all batches: until there are at most six,
-    and further as long as that adds less than the capture of one more graph.
-
-    Args:
-        needed: the sizes of each micro-batch `on_grid`, repeated as often as it runs.
+    and further as long as that adds less than the capture of one more graph. Sizes are `on_grid`, and repeated as often
+    as they run.
     """
     counts = Counter(needed)
     if not counts:

@@ -88,11 +88,7 @@ class RowLimit:
 
 
 class Group:
-    """The examples of one optimizer step or one evaluation, cut into micro-batches.
-
-    Attributes:
-        micro_batches: the same examples, as they are computed together.
-    """
+    """The examples of one optimizer step or one evaluation, cut into micro-batches."""
 
     def __init__(self, examples: list[Outline], limit: RowLimit, *, is_evaluated: bool = False):
         self.examples, self._is_evaluated = examples, is_evaluated
@@ -142,11 +138,7 @@ class Schedule:
         self.validation = self.test = Group([], RowLimit(1))
 
     def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
-        """Makes the steps and evaluations, cut into micro-batches.
-
-        Args:
-            one_micro_batch_each: whether each step has a single micro-batch; larger batches become several steps.
-        """
+        """Makes the steps and evaluations, cut into micro-batches; a larger batch may become a step for each."""
         self._one_micro_batch_each = one_micro_batch_each
         # Frees the layout before, so that only one is in memory.
         self.epochs = []
@@ -240,10 +232,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
 
     There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
     by a training on all documents if the recipe says so: one epoch from the judged state, or as many epochs as the
-    recipe has from an earlier version's state.
-
-    Args:
-        lessons: the documents of each training if it learns on from an earlier version; None to train on all.
+    recipe has from an earlier version's state, of which `lessons` has the documents of each training.
     """
 
     def batches(own: list[Outline], epochs: int) -> list[list[list[Outline]]]:
