@@ -320,8 +320,7 @@ class Decoder:
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
         """Allocates the cache, unless the last one serves; captured graphs live with it.
 
-        Args:
-            known: how many first tokens of the prompt are kept; those after them are forgotten.
+        The first `known` tokens of the prompt are kept; those after them are forgotten.
         """
         cache = self._cache
         if rows == 1:

@@ -26,10 +26,8 @@ def fingerprint(architecture: str, folder: Path) -> str:
     """Hashes the architecture's name, all shapes and a sample of every tensor; returns 32 hexadecimal digits.
 
     Files in fp32 and in bf16 have the same fingerprint, regardless of their shards, and so has a base model loaded in
-    4 bits: an adapter works with either precision (Dettmers et al. 2023 train on 4 bits and deploy on either).
-
-    Args:
-        folder: contains safetensors weights. Only the pages with the samples are read, and nothing is kept in memory.
+    4 bits: an adapter works with either precision (Dettmers et al. 2023 train on 4 bits and deploy on either). Of the
+    folder's safetensors weights only the pages with the samples are read, and nothing is kept in memory.
     """
     digest = hashlib.sha256(architecture.encode())
     for _, name, tensor in _tensors(folder):

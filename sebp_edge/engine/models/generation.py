@@ -112,9 +112,6 @@ class TextStream:
     Args:
         stop: the text ends before the first of these strings; no part of it is emitted.
         on_text: receives each part of the text as soon as it is final; no part is empty.
-
-    Attributes:
-        text: all emitted parts.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):

@@ -50,7 +50,7 @@ _PREFIX = "base_model.model."
 class LoraAdapter:
     """Low-rank weights beside every linear projection (Hu et al. 2021), in fp32 whatever the base model's dtype."""
 
-    MARKERS = ("adapter_model.safetensors",)
+    FILE = "adapter_model.safetensors"
 
     def __init__(self, model: PeftModel):
         self.model = model
@@ -80,7 +80,7 @@ class LoraAdapter:
                 unchanged.
         """
         with raising_adapter_error(folder):
-            config, weights = _read_config(folder), read_weights(folder / cls.MARKERS[0])
+            config, weights = _read_config(folder), read_weights(folder / cls.FILE)
             # Before PEFT makes matrices of this rank.
             targets = config.target_modules if isinstance(config.target_modules, set) else ()
             shapes = {name: tensor.shape for name, tensor in weights.items()}
@@ -103,8 +103,8 @@ class LoraAdapter:
         """Reads an adapter's weights in the order of the parameters that it has when it is attached."""
         with raising_adapter_error(folder):
             _read_config(folder)
-            weights = read_weights(folder / cls.MARKERS[0])
-            refuse_non_finite(weights.items(), folder, cls.MARKERS[0])
+            weights = read_weights(folder / cls.FILE)
+            refuse_non_finite(weights.items(), folder, cls.FILE)
         names = [
             _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (SUFFIX_A, SUFFIX_B)
         ]
@@ -121,7 +121,7 @@ class LoraAdapter:
             raise _mismatch(base, folder)
         # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
-        refuse_non_finite(weights.items(), folder, self.MARKERS[0])
+        refuse_non_finite(weights.items(), folder, self.FILE)
         set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
         # PEFT has made them in the base model's dtype.
         for parameter in self.model.parameters():
@@ -145,11 +145,7 @@ class LoraAdapter:
         return True
 
     def save(self, folder: Path, state: list[Tensor] | None = None) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout.
-
-        Args:
-            state: a snapshot to write; by default the present weights.
-        """
+        """Writes a snapshot, by default of the present weights, in PEFT's own layout."""
         values = None
         if state is not None:
             names = (name for name, parameter in self.model.named_parameters() if parameter.requires_grad)
@@ -195,10 +191,9 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 class LoraFactors(NamedTuple):
-    """A saved adapter's matrices: the adapted weight is W + scale * lora_B lora_A.
+    """A saved adapter's matrices, memory-mapped: (lora_A, lora_B) by the name of the weight in the base model.
 
-    Attributes:
-        matrices: (lora_A, lora_B) by the name of the weight in the base model; memory-mapped.
+    The adapted weight is W + scale * lora_B lora_A.
     """
 
     r: int
@@ -213,8 +208,8 @@ class LoraFactors(NamedTuple):
 def read_factors(folder: Path) -> LoraFactors:
     """Reads a saved adapter without a base model."""
     with raising_adapter_error(folder):
-        config, weights = _read_config(folder), read_weights(folder / LoraAdapter.MARKERS[0])
-        refuse_non_finite(weights.items(), folder, LoraAdapter.MARKERS[0])
+        config, weights = _read_config(folder), read_weights(folder / LoraAdapter.FILE)
+        refuse_non_finite(weights.items(), folder, LoraAdapter.FILE)
         matrices = {}
         for name in [name for name in weights if name.endswith(SUFFIX_A)]:
             lora_A, lora_B = weights.pop(name), weights.pop(name.removesuffix(SUFFIX_A) + SUFFIX_B)
@@ -377,11 +372,6 @@ def refuse_packed_weights(model: nn.Module) -> None:
             "bitsandbytes has packed this model's 4-bit weights for inference on the CPU, and no gradient flows "
             "through them; load the model again and keep it in training mode."
         )
-
-
-def has_adapter(model: nn.Module) -> bool:
-    """Whether a model, wrapped by PEFT or not, has a layer with an adapter."""
-    return any(isinstance(layer, BaseTunerLayer) for layer in model.modules())
 
 
 def without_adapter(model: nn.Module) -> nn.Module:

@@ -74,15 +74,12 @@ class NonFiniteLogits(ArithmeticError):
 
 
 class Sampler:
-    """Chooses the next tokens of one text. Texts with the same seed draw the same numbers, alone and in a batch.
-
-    Attributes:
-        is_greedy: whether it always takes the token with the largest logit.
-    """
+    """Chooses the next tokens of one text. Texts with the same seed draw the same numbers, alone and in a batch."""
 
     def __init__(self, sampling: Sampling, device: torch.device):
         self._processors = sampling.processors()
         self.is_random = sampling.temperature > 0
+        # Whether it always takes the token with the largest logit.
         self.is_greedy = not self.is_random and not self._processors
         self._generator = None
         if self.is_random:
