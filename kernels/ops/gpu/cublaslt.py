@@ -80,13 +80,9 @@ class _HeuristicResult(ctypes.Structure):
 
 
 class Matmul:
-    """A product's descriptors and algorithms on one GPU.
+    """A product's descriptors on one GPU, and its algorithms in the order of the heuristics.
 
-    Args:
-        index: the GPU's number.
-
-    Attributes:
-        algorithms: in the order of the heuristics; empty if cuBLASLt is missing, fails or knows none.
+    There are none if cuBLASLt is missing, fails or knows none.
     """
 
     def __init__(self, product: Product, index: int):
@@ -114,11 +110,7 @@ class Matmul:
         ]
 
     def run(self, algorithm: _Algorithm, out: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
-        """out = scale A B, or out += scale A B, on the current stream.
-
-        Raises:
-            RuntimeError: cuBLASLt refuses; nothing was launched.
-        """
+        """out = scale A B, or out += scale A B, on the current stream; a RuntimeError if cuBLASLt refuses that."""
         beta, out_ptr = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
         layout_b, layout_a, layout_out = self._layouts
         _call(
