@@ -237,12 +237,7 @@ def _joined_backward_kernel(
 
 
 def add_lora(
-    product: Tensor,
-    low: Tensor,
-    weight_MR: Tensor,
-    bias_M: Tensor | None,
-    columns: tuple[int, ...],
-    scaling: float,
+    product: Tensor, low: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
     """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts."""
     product_SNM, low_SNR, (num_columns, rank) = in_parts(product), in_parts(low), weight_MR.shape

@@ -140,16 +140,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
         blocks = _blocks(num_columns)
         rows = _rows(x)
         _rms_norm_kernel[(triton.cdiv(num_rows, blocks["BLOCK_N"]),)](
-            rows.tensor,
-            weight_D.contiguous(),
-            out,
-            rstd,
-            num_rows,
-            num_columns,
-            *rows[1:],
-            eps,
-            offset,
-            **blocks,
+            rows.tensor, weight_D.contiguous(), out, rstd, num_rows, num_columns, *rows[1:], eps, offset, **blocks
         )
     return out, rstd
 

@@ -28,12 +28,7 @@ PARTIAL_SEGMENTS = 4 * 20 * 2**20
 
 
 def predict_footprint(
-    setup: TrainingSetup,
-    trained: list[Bucket],
-    evaluated: list[Bucket],
-    context: int,
-    *,
-    num_trainings: int = 1,
+    setup: TrainingSetup, trained: list[Bucket], evaluated: list[Bucket], context: int, *, num_trainings: int = 1
 ) -> Footprint:
     """Predicts the footprint of a training.
 

@@ -269,12 +269,7 @@ class _Words:
     """Collects the words that the model is sure of, token by token."""
 
     def __init__(
-        self,
-        taken: Taken,
-        begun: Begun,
-        vocabulary: Vocabulary,
-        min_probability: float,
-        on_text: Callable[[str], None],
+        self, taken: Taken, begun: Begun, vocabulary: Vocabulary, min_probability: float, on_text: Callable[[str], None]
     ):
         self._vocabulary, self._min_probability, self._on_text = vocabulary, min_probability, on_text
         self._probability = begun.probability  # of all tokens

@@ -49,10 +49,7 @@ FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 _NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
 _NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
 # What models that also see or hear call the weights of their text part, and what the text part alone calls them.
-TEXT_PART = {
-    r"^language_model\.lm_head\.": "lm_head.",
-    r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
-}
+TEXT_PART = {r"^language_model\.lm_head\.": "lm_head.", r"^(?:model\.)?language_model\.(?:model\.)?": "model."}
 
 
 @dataclass(frozen=True)

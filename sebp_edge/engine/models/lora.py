@@ -223,12 +223,7 @@ def read_factors(folder: Path) -> LoraFactors:
 
 def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-linear") -> LoraConfig:
     return LoraConfig(
-        r=r,
-        lora_alpha=lora_alpha,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules=target_modules,
-        task_type="CAUSAL_LM",
+        r=r, lora_alpha=lora_alpha, lora_dropout=0.0, bias="none", target_modules=target_modules, task_type="CAUSAL_LM"
     )
 
 
@@ -239,10 +234,7 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
     """
     # PEFT writes the base model's folder here, and warns if it finds another. A saved adapter names the model instead.
     config.base_model_name_or_path = None
-    with (
-        forked_random_state(base.device),
-        warnings.catch_warnings(),
-    ):
+    with forked_random_state(base.device), warnings.catch_warnings():
         # peft 0.21 reads a property of transformers 5.23 by its deprecated name.
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed or 0)
