@@ -94,7 +94,8 @@ def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
 
 
 def _moments(setup: TrainingSetup) -> int:
-    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
+    in_8_bits = setup.updates_in_backward or setup.options.moments_in_8_bits
+    return (2 if in_8_bits else 2 * FP32) * setup.num_trained
 
 
 def _set_aside(setup: TrainingSetup) -> int:

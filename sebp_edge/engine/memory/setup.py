@@ -67,11 +67,6 @@ class TrainingSetup:
         return not self.is_lora and self.itemsize == 2
 
     @property
-    def has_8_bit_moments(self) -> bool:
-        """Whether AdamW's moments take 8 bits each."""
-        return self.updates_in_backward or self.options.moments_in_8_bits
-
-    @property
     def recomputed_parameters(self) -> int:
         """Number of parameters that the backward pass multiplies by again, to recompute checkpoints and chunks."""
         blocks, number = self.shape.blocks, self.options.checkpoints

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Causality(NamedTuple):
-    """Result of the trial of a decoder.
+    """Result of the trial of a decoder, whose labels alone determine which rows carry gradient if both are true.
 
     Attributes:
         is_causal: whether no row's logits depend on a later token or another sequence; None if the trial failed.
@@ -41,11 +41,6 @@ class Causality(NamedTuple):
 
     is_causal: bool | None
     predicts_next: bool
-
-    @property
-    def labels_determine_rows(self) -> bool:
-        """Whether the labels alone determine which rows carry gradient."""
-        return bool(self.is_causal) and self.predicts_next
 
     @classmethod
     def from_trial(cls, decoder: nn.Module, forward: Callable) -> "Causality":

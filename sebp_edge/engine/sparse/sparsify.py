@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -181,7 +182,9 @@ class Sparsified(Patch):
     def _run_with_rows(self, findings: "_Findings", *args, **kwargs):
         loss, inputs = findings.loss, dict(zip(self._forward_parameters, args, strict=False)) | kwargs
         given_plan = self._call.given_plan
-        plan = given_plan or self._labels_plan(findings, inputs)
+        plan = given_plan or decoder_plan(self._inner, inputs)
+        if plan is not None and given_plan is None and not all(self._causality(findings)):
+            plan = None
         uses_fused_loss = plan is not None and given_plan is None and loss and loss.applies_to(inputs)
         rows = self._batch_rows(findings, inputs, plan)
         if rows is not DETECTED:
@@ -224,10 +227,6 @@ class Sparsified(Patch):
         finally:
             self._call = before
             call.inputs.forget()
-
-    def _labels_plan(self, findings: "_Findings", inputs: dict) -> RowPlan | None:
-        plan = decoder_plan(self._inner, inputs)
-        return plan if plan is not None and self._causality(findings).labels_determine_rows else None
 
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
@@ -284,8 +283,9 @@ class Sparsified(Patch):
         if torch.compiler.is_compiling() or is_in_checkpoint():
             return self._selector(layers)
         if num_rows == rows.num_rows:
-            if isinstance(rows, UnverifiedRows) and not _gets_gradient(layers, x):
-                return None
+            weights = chain.from_iterable(layer.parameters() for layer in layers)
+            if isinstance(rows, UnverifiedRows) and not any(each.requires_grad for each in (x, *weights)):
+                return None  # the outputs get no gradient
             return rows.linear_rows(after_attention=self._findings.after_attention.issuperset(layers))
         return None if num_rows == rows.num_pooled else self._selector(layers)
 
@@ -464,11 +464,6 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                 "DistributedDataParallel or a single device."
             )
     refuse_sharding(model.modules())
-
-
-def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:
-    """Whether the layers' outputs will require a gradient."""
-    return x.requires_grad or any(weight.requires_grad for layer in layers for weight in layer.parameters())
 
 
 def _kind(value) -> Hashable:

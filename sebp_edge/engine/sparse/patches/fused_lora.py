@@ -72,7 +72,8 @@ class FusedLora(Patch):
         """
         scratch = ScratchBuffer()
         for parent in list(self._model.modules()):
-            plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
+            children = ((name, child) for name, child in parent.named_children() if plain_projection(child) is not None)
+            plain = {name: child for name, child in children if not (is_wrapped(child) or _needs_its_parts(child))}
             for names in _grouped(plain, ungrouped):
                 layers = [plain[name] for name in names]
                 dequantised = parent in self._dequantised and not is_streamed(layers[0].base_layer.weight)
@@ -133,10 +134,6 @@ class FusedLora(Patch):
                 group.is_fresh = False
             for group in self._groups:
                 group.forget()
-
-
-def _is_fusable(layer: nn.Module) -> bool:
-    return plain_projection(layer) is not None and not is_wrapped(layer) and not _needs_its_parts(layer)
 
 
 def _needs_its_parts(layer: nn.Module) -> bool:

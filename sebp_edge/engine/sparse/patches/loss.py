@@ -60,7 +60,10 @@ class Head:
             raise SparsityError("its head is not a linear layer without a bias.")
         if has_hooks(self._linear) or is_wrapped(self._linear):
             raise SparsityError("its head has hooks or a replaced forward, which would not run.")
-        self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
+        config = decoder.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        softcaps = (getattr(config, name, None) for name in SOFTCAPS)
+        self._options = {"scale": scale, "softcap": next(filter(None, softcaps), None), "max_logits": max_logits}
 
     @property
     def weight(self) -> Tensor:
@@ -95,13 +98,6 @@ class Head:
     def _logits(self, hidden_CD: Tensor) -> Tensor:
         self._check()
         return final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])[0]
-
-
-def _logit_options(config) -> dict[str, float | None]:
-    """Returns the model's scale and softcap of logits, according to its config."""
-    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    softcaps = (getattr(config, name, None) for name in SOFTCAPS)
-    return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
 
 
 class FusedLoss:
