@@ -30,12 +30,9 @@ PARTIAL_SEGMENTS = 4 * 20 * 2**20
 def predict_footprint(
     setup: TrainingSetup, trained: list[Bucket], evaluated: list[Bucket], context: int, *, num_trainings: int = 1
 ) -> Footprint:
-    """Predicts the footprint of a training.
+    """Predicts the footprint of some trainings, of which each has a best state that is kept.
 
-    Args:
-        trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
-            be left out.
-        num_trainings: the number of trainings; the best state of each is kept.
+    Sizes of micro-batches are distinct. Without graphs, those that fit into others may be left out.
     """
     activations = Activations(setup)
     steps = [activations.step(sizes) for sizes in trained]

@@ -17,11 +17,7 @@ from sebp_edge.recipe import Recipe
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """How a training of one recipe runs on one device.
-
-    Attributes:
-        recipe: the recipe, with a value for every choice.
-    """
+    """How a training of one recipe, with a value for every choice, runs on one device."""
 
     shape: DecoderShape
     recipe: Recipe

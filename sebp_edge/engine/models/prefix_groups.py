@@ -62,12 +62,9 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def make_batches(groups: list[PrefixGroup], columns: list[int], max_rows: int, max_cells: int) -> list[PrefixBatch]:
-    """Packs groups into batches, those with the longest rows first.
+    """Packs groups into batches, those with the longest rows first: each prompt's row can have so many columns.
 
-    Args:
-        columns: the most tokens that the row of each prompt can have.
-        max_rows: the most rows of a batch, unless a single group has more.
-        max_cells: the most rows times columns of a batch, unless a single group has more.
+    Batches have at most so many rows, and cells (rows times columns), unless a single group has more.
     """
     widths = [max(columns[number] for number in group.numbers) for group in groups]
     batches: list[PrefixBatch] = []

@@ -79,9 +79,7 @@ class RowCache(Cache):
     def select(self, rows: slice, columns: Tensor | slice, width: int) -> None:
         """Chooses where the next pass writes, and what it reads: the first `width` columns of `rows`.
 
-        Args:
-            columns: where the pass writes each token: [rows, tokens], with `self.columns` for tokens that only fill up,
-                or the same columns for all rows.
+        Each token has a column, [rows, tokens], which is `self.columns` if it only fills up; or all rows have the same.
         """
         numbers = None
         if isinstance(columns, Tensor):

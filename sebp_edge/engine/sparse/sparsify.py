@@ -309,23 +309,15 @@ class Sparsified(Patch):
 
 @dataclass(eq=False)
 class _Findings:
-    """What was found out about a model in one state.
+    """What was found out about a model in one state."""
 
-    Attributes:
-        first_modules: modules whose outputs are the first hidden states.
-        after_attention: modules that work row by row and feed only the head.
-        loss: the loss without logits; None if the model keeps its own.
-        causality: the result of the trial; None before it.
-        state: the state that all of this depends on; None during the first call.
-    """
-
-    first_modules: list[nn.Module]
-    after_attention: set[nn.Module]
-    loss: FusedLoss | None
+    first_modules: list[nn.Module]  # whose outputs are the first hidden states
+    after_attention: set[nn.Module]  # those that work row by row and feed only the head
+    loss: FusedLoss | None  # None if the model keeps its own
     parameters: list[nn.Parameter]
     verification: VerifiedCalls
-    causality: Causality | None = None
-    state: ModelState | None = None
+    causality: Causality | None = None  # None before the trial
+    state: ModelState | None = None  # None during the first call
 
 
 class KeptInputs:
@@ -354,16 +346,11 @@ class KeptInputs:
 
 
 class _Call:
-    """One forward pass of the model.
-
-    Attributes:
-        given_plan: the plan of a loss other than the model's own, if any.
-        inputs: the rows kept of an input that several layers read.
-        latest: a weak reference to the latest output of a linear layer, and that layer's rows.
-    """
+    """One forward pass of the model, perhaps with the plan of a loss other than the model's own."""
 
     def __init__(self, rows: BatchRows | UnverifiedRows, given_plan: RowPlan | None = None):
         self.rows, self.given_plan, self.inputs = rows, given_plan, KeptInputs()
+        # A weak reference to the latest output of a linear layer, and that layer's rows.
         self.latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
 
 

@@ -25,13 +25,9 @@ PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "
 
 
 class FusedAttention(Patch):
-    """Handle of one decoder's replaced attention blocks.
+    """Handle of one decoder's replaced attention blocks, and the options of their scores.
 
-    Args:
-        decoder: a model whose attention function is `sebp_edge.engine.sparse.hoist.rows_attention`.
-
-    Attributes:
-        scores: the options of the scores of each replaced block.
+    The decoder's attention function must be `sebp_edge.engine.sparse.hoist.rows_attention`.
     """
 
     def __init__(self, decoder: nn.Module, max_dq_bytes: int | None = None):

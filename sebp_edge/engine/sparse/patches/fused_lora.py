@@ -64,11 +64,9 @@ class FusedLora(Patch):
         ungrouped: nn.Module | None = None,
         source_of: SourceOf = lambda x: None,
     ) -> None:
-        """Fuses the layers, so that those of a group are computed together.
+        """Fuses the layers, so that those of a group are computed together, on the rows that `rows_for` returns.
 
-        Args:
-            rows_for: returns the active rows of layers that are computed together; None, the default, for all rows.
-            source_of: returns what recomputes an input in the backward pass, or None to keep the input.
+        `source_of` returns what recomputes an input in the backward pass, or None to keep the input.
         """
         scratch = ScratchBuffer()
         for parent in list(self._model.modules()):

@@ -22,12 +22,7 @@ MAX_EVALUATED_ROWS_CPU = 1024
 
 
 class MicroBatch(NamedTuple):
-    """Examples that are computed together, as outlines.
-
-    Attributes:
-        examples: longest first.
-        sizes: rows, sequences, rows of the longest sequence, and loss rows.
-    """
+    """Examples that are computed together, as outlines, the longest first."""
 
     examples: list[Outline]
     sizes: Bucket
