@@ -107,17 +107,12 @@ def complete_text(
 
 
 class Taken(NamedTuple):
-    """A text whose last word is taken back.
+    """A text whose last word is taken back."""
 
-    Attributes:
-        head: the tokens before it.
-        beginning: its bytes, which the next tokens must begin with; there may be none.
-        ways: the tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
-    """
-
-    head: list[int]
+    head: list[int]  # the tokens before it
     tokens: list[int]
-    beginning: bytes
+    beginning: bytes  # its bytes, which the next tokens must begin with; there may be none
+    # The tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
     ways: frozenset[tuple[int, ...]]
 
 

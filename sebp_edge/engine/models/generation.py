@@ -15,19 +15,14 @@ from sebp_edge.errors import Interrupted
 
 @dataclass(frozen=True)
 class Generation:
-    """A text that was generated.
-
-    Attributes:
-        new_tokens: how many tokens were generated, without one that ended the text.
-        finish: whether the model or a stop string ended the text, or the limit of new tokens or the context did.
-        probability: of the whole text after the prompt, its end included, as the model has it.
-    """
+    """A text that was generated."""
 
     text: str
     prompt_tokens: int
-    new_tokens: int
+    new_tokens: int  # how many tokens were generated, without one that ended the text
+    # Whether the model or a stop string ended the text, or the limit of new tokens or the context did.
     finish: Literal["stop", "length"]
-    probability: float
+    probability: float  # of the whole text after the prompt, its end included, as the model has it
 
 
 def generate_text(

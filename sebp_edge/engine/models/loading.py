@@ -54,24 +54,16 @@ TEXT_PART = {r"^language_model\.lm_head\.": "lm_head.", r"^(?:model\.)?language_
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A base model in memory.
-
-    Attributes:
-        model: in evaluation mode, on `device`.
-        dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
-        fingerprint: identifies the base model; adapters record it.
-        has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
-        streamed_blocks: of how many blocks the frozen matrices are in host memory (see `streaming`).
-    """
+    """A base model in memory."""
 
     reference: ModelReference
-    model: PreTrainedModel
+    model: PreTrainedModel  # in evaluation mode, on `device`
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    dtype: torch.dtype
-    fingerprint: str
-    has_new_head: bool = False
-    streamed_blocks: int = 0
+    dtype: torch.dtype  # of its computation, and of its weights except those of linear layers if `in_4bit`
+    fingerprint: str  # identifies the base model; adapters record it
+    has_new_head: bool = False  # whether its head has random weights, since its files have none; only an encoder's may
+    streamed_blocks: int = 0  # of how many blocks the frozen matrices are in host memory (see `streaming`)
 
     @property
     def num_parameters(self) -> int:

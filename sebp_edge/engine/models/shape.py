@@ -32,65 +32,42 @@ def spread(number: int, total: int) -> list[int]:
 
 @dataclass(frozen=True)
 class BlockKind:
-    """How a block of a decoder's class runs on active rows.
+    """How a block of a decoder's class runs on active rows."""
 
-    Attributes:
-        attention_in, attention_out, mlp_in, mlp_out: its linear layers, by their paths in the block.
-        num_reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
-        num_norm_outputs: number of norm outputs that linear layers read.
-        num_norms: number of norms of hidden states.
-        has_fused_norms: whether all these norms run on our operation, on a GPU.
-        has_layer_norms: whether all these norms are torch's LayerNorms.
-        has_head_norms: whether queries and keys are normalised.
-        has_rotary: whether queries and keys are rotated.
-        has_fused_attention: whether its attention is replaced by ours (see `FusedAttention`).
-        has_softcap: whether that attention caps its scores, which kernels for common beginnings do not.
-        has_fused_mlp: whether its MLP's gate runs on our operation.
-    """
-
+    # Its linear layers, by their paths in the block.
     attention_in: tuple[str, ...]
     attention_out: str
     mlp_in: tuple[str, ...]
     mlp_out: str
-    num_reads: int
-    num_norm_outputs: int
-    num_norms: int
-    has_fused_norms: bool
-    has_layer_norms: bool
-    has_head_norms: bool
-    has_rotary: bool
-    has_fused_attention: bool
-    has_softcap: bool
-    has_fused_mlp: bool
+    num_reads: int  # number of hidden states that are read by norms, or by linear layers without a norm before them
+    num_norm_outputs: int  # number of norm outputs that linear layers read
+    num_norms: int  # number of norms of hidden states
+    has_fused_norms: bool  # whether all these norms run on our operation, on a GPU
+    has_layer_norms: bool  # whether all these norms are torch's LayerNorms
+    has_head_norms: bool  # whether queries and keys are normalised
+    has_rotary: bool  # whether queries and keys are rotated
+    has_fused_attention: bool  # whether its attention is replaced by ours (see `FusedAttention`)
+    has_softcap: bool  # whether that attention caps its scores, which kernels for common beginnings do not
+    has_fused_mlp: bool  # whether its MLP's gate runs on our operation
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What autograd keeps of a part of a decoder.
+    """What autograd keeps of a part of a decoder."""
 
-    Attributes:
-        by_run: bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with
-            an adapter in 2 and 4 bytes, then with all weights trained.
-        multiple: of how many rows these layers take a multiple.
-    """
-
+    # Bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with an
+    # adapter in 2 and 4 bytes, then with all weights trained.
     by_run: tuple[tuple[int, int], ...]
-    multiple: int = 1
+    multiple: int = 1  # of how many rows these layers take a multiple
 
 
 @dataclass(frozen=True)
 class Block:
-    """One of a decoder's blocks. All attributes but these and `parameters` need a known kind.
+    """One of a decoder's blocks. All attributes but these and `parameters` need a known kind."""
 
-    Attributes:
-        linears: its linear layers, by their paths in the block.
-        kind: how it runs on active rows; None if unknown.
-        kept: what it keeps on active rows, if it is of no known kind; None if it does not run on them.
-    """
-
-    linears: dict[str, LinearShape]
-    kind: BlockKind | None = None
-    kept: Kept | None = None
+    linears: dict[str, LinearShape]  # its linear layers, by their paths in the block
+    kind: BlockKind | None = None  # how it runs on active rows; None if unknown
+    kept: Kept | None = None  # what it keeps on active rows, if it is of no known kind; None if it does not run on them
 
     @cached_property
     def parameters(self) -> int:
@@ -144,35 +121,23 @@ class Block:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The sizes of a decoder and of its blocks.
-
-    Attributes:
-        parameters: of the whole model, a tied head counted once.
-        vocabulary, hidden: the head's sizes.
-        head_size: size of one attention head, the largest if blocks differ; 0 if there are none.
-        longest: the longest sequence that the model takes, in tokens; None for no limit.
-        is_tied: whether head and embedding share their weight.
-        has_plain_embedding: whether the embedding only looks up rows.
-        linear_parameters, linear_features: of all linear layers except the head, each once: those that can be in 4 bits
-            and get adapters.
-        distinct_blocks: its blocks without duplicates.
-        order: the place of each block among the distinct ones.
-        kept_outside: what is kept outside of blocks, if they are of no known kind.
-    """
+    """The sizes of a decoder and of its blocks."""
 
     name: str
-    parameters: int
+    parameters: int  # of the whole model, a tied head counted once
+    # The head's sizes.
     vocabulary: int
     hidden: int
-    head_size: int
-    longest: int | None
-    is_tied: bool
-    has_plain_embedding: bool
+    head_size: int  # size of one attention head, the largest if blocks differ; 0 if there are none
+    longest: int | None  # the longest sequence that the model takes, in tokens; None for no limit
+    is_tied: bool  # whether head and embedding share their weight
+    has_plain_embedding: bool  # whether the embedding only looks up rows
+    # Of all linear layers except the head, each once: those that can be in 4 bits and get adapters.
     linear_parameters: int
     linear_features: int
-    distinct_blocks: tuple[Block, ...] = ()
-    order: tuple[int, ...] = ()
-    kept_outside: Kept | None = None
+    distinct_blocks: tuple[Block, ...] = ()  # its blocks without duplicates
+    order: tuple[int, ...] = ()  # the place of each block among the distinct ones
+    kept_outside: Kept | None = None  # what is kept outside of blocks, if they are of no known kind
 
     def with_blocks(self, blocks: Sequence[Block]) -> "DecoderShape":
         """Returns the same shape with these blocks."""

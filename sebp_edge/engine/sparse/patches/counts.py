@@ -23,19 +23,12 @@ MAX_JOINED_RANK_BYTES = 512
 
 
 class Execution(NamedTuple):
-    """How a decoder's blocks run in a training; counts what that takes.
+    """How a decoder's blocks run in a training; counts what that takes."""
 
-    Attributes:
-        rank: rank of the LoRA adapter on every linear layer; 0 if all weights are trained.
-        itemsize: bytes of one number of the base model and of activations.
-        on_gpu: whether the device is an NVIDIA GPU, with captured graphs.
-        has_kernels: whether norms, gates and the loss run on our kernels.
-    """
-
-    rank: int
-    itemsize: int
-    on_gpu: bool
-    has_kernels: bool
+    rank: int  # of the LoRA adapter on every linear layer; 0 if all weights are trained
+    itemsize: int  # bytes of one number of the base model and of activations
+    on_gpu: bool  # whether the device is an NVIDIA GPU, with captured graphs
+    has_kernels: bool  # whether norms, gates and the loss run on our kernels
 
     @property
     def trains_all(self) -> bool:

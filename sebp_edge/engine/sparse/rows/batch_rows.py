@@ -31,21 +31,14 @@ OTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
 
 @dataclass(frozen=True)
 class BatchRows:
-    """The rows of one batch.
+    """The rows of one batch."""
 
-    Attributes:
-        num_rows: N; None if no row set is known.
-        up_to_attention: the rows of norms, and of linear layers up to the last attention; None for all rows.
-        after_attention: the rows of linear layers after the last attention; None for all rows.
-        num_pooled: B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
-        skipped_kinds: whether it skips padding, and real tokens that no loss reads.
-    """
-
-    num_rows: int | None
-    up_to_attention: Rows | None
-    after_attention: Rows | None
+    num_rows: int | None  # N; None if no row set is known
+    up_to_attention: Rows | None  # the rows of norms, and of linear layers up to the last attention; None for all rows
+    after_attention: Rows | None  # the rows of linear layers after the last attention; None for all rows
+    # B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
     num_pooled: int | None = None
-    skipped_kinds: tuple[bool, bool] = (False, False)
+    skipped_kinds: tuple[bool, bool] = (False, False)  # whether it skips padding, and real tokens that no loss reads
 
     def linear_rows(self, *, after_attention: bool) -> Rows | None:
         """Returns the rows of linear layers."""

@@ -26,19 +26,12 @@ CAPTURE_COST = 12_000
 
 
 class Bucket(NamedTuple):
-    """The sizes of a batch, or the maximum sizes of the batches that a bucket holds.
+    """The sizes of a batch, or the maximum sizes of the batches that a bucket holds."""
 
-    Attributes:
-        tokens: active tokens.
-        sequences: the batch's own sequences; `slots` adds those of the filler.
-        longest: tokens of the longest sequence.
-        loss_rows: loss rows; at most `tokens`.
-    """
-
-    tokens: int
-    sequences: int
-    longest: int
-    loss_rows: int
+    tokens: int  # active ones
+    sequences: int  # the batch's own sequences; `slots` adds those of the filler
+    longest: int  # tokens of the longest sequence
+    loss_rows: int  # at most `tokens`
 
     @property
     def on_grid(self) -> "Bucket":

@@ -30,19 +30,13 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimit:
-    """The maximum number of rows of a micro-batch.
+    """The maximum number of rows of a micro-batch."""
 
-    Attributes:
-        max_rows: the maximum number of rows; a longer example is a micro-batch by itself.
-        padded_to: the number of rows of each padded example; None if only active tokens are computed.
-        max_evaluated_rows: a lower limit for micro-batches without gradients; None if `max_rows` applies.
-        pads: whether examples are padded to the longest of their micro-batch.
-    """
-
-    max_rows: int
-    padded_to: int | None = None
+    max_rows: int  # a longer example is a micro-batch by itself
+    padded_to: int | None = None  # the rows of each padded example; None if only active tokens are computed
+    # A lower limit for micro-batches without gradients; None if `max_rows` applies.
     max_evaluated_rows: int | None = None
-    pads: bool = False
+    pads: bool = False  # whether examples are padded to the longest of their micro-batch
 
     @classmethod
     def on(cls, device: str, max_rows: int, padded_to: int | None = None, *, pads: bool = False) -> "RowLimit":
