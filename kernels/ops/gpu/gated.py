@@ -265,8 +265,7 @@ def joined_gated_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The same from dY W and U, both maybe in parts; and dB, [P, R] in fp32.
 
-    Args:
-        place: see `joined_backward`. The gradients take it only if one program has all rows of a column.
+    Gradients take their place (see `joined_backward`) only if one program has all rows of a column.
     """
     (num_rows, num_columns), rank, num_outputs = gate_NM.shape, len(lora_A), dnext_NP.shape[1]
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)

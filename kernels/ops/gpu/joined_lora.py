@@ -284,10 +284,7 @@ def joined_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
 
-    They are computed from dY W and U; both may be in parts.
-
-    Args:
-        place: see `LoraGroup.place`; None to return the gradients.
+    They are computed from dY W and U, both maybe in parts. Gradients that have a place (`LoraGroup.place`) are None.
     """
     num_rows, (num_ranks, num_inputs) = len(dout_NM), stacked_A.shape
     rank = num_ranks // len(columns)

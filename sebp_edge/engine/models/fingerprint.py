@@ -53,9 +53,7 @@ def file_fingerprint(path: Path) -> str:
 
 def non_finite_tensors(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the file and the name of each tensor with NaN or infinity; reads all tensors."""
-    for file, name, tensor in _tensors(folder):
-        if first_non_finite([(name, tensor)]) is not None:
-            yield file, name
+    return ((file, name) for file, name, tensor in _tensors(folder) if first_non_finite([(name, tensor)]) is not None)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, str, Tensor]]:

@@ -32,7 +32,6 @@ with quick_import_of_bitsandbytes():
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.tuners.lora.layer import Linear as PeftLoraLinear
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils.integrations import dequantize_bnb_weight
 
 # PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.
@@ -116,18 +115,14 @@ class LoraAdapter:
 
     def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
         """Loads saved weights into the adapter, whose parameters are still on "meta"."""
-        expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
+        own = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        in_file = {name: name.replace(".default.", ".") for name in own}
+        if {name: w.shape for name, w in weights.items()} != {in_file[name]: w.shape for name, w in own.items()}:
             raise _mismatch(base, folder)
         # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
         refuse_non_finite(weights.items(), folder, self.FILE)
-        set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
-        # PEFT has made them in the base model's dtype.
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-        set_peft_model_state_dict(self.model, weights)
+        self.model.load_state_dict({name: weights[in_file[name]] for name in own}, strict=False, assign=True)
 
     def take(self, base: BaseModel, folder: Path) -> bool:
         """Takes a saved adapter's weights into its own tensors; returns False if that has others, or another scale."""

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sebp_edge.engine.models import sharding
 from sebp_edge.engine.models.architecture import (
     blocks_of,
     is_activation,
@@ -30,13 +31,6 @@ from sebp_edge.engine.models.architecture import (
     weight_MK,
 )
 from sebp_edge.engine.models.lora import adapted_layers, inner_model, refuse_packed_weights
-from sebp_edge.engine.models.sharding import (
-    TENSOR_PARALLEL,
-    DTensor,
-    computing_device,
-    refuse_sharding,
-    staying_gathered,
-)
 from sebp_edge.engine.sparse.causality import Causality, ends_row_by_row
 from sebp_edge.engine.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
@@ -203,7 +197,7 @@ class Sparsified(Patch):
         """What was found out about the model, or a new beginning if it has changed since (see `ModelState`)."""
         findings = self._findings
         if findings is None or (findings.state is not None and findings.state.find_change() is not None):
-            refuse_sharding(self.layers.values())
+            sharding.refuse_sharding(self.layers.values())
             self._fused_lora.drop_changed()
             self._last_layer.forget_trial()
             findings = self._findings = self._examine()
@@ -244,7 +238,7 @@ class Sparsified(Patch):
     @contextmanager
     def _running_trial(self) -> Iterator[None]:
         """Context for a forward pass of a trial, and its backward pass, which computes all rows."""
-        gathered = staying_gathered(self.model, self._inner)
+        gathered = sharding.staying_gathered(self.model, self._inner)
         with gathered, self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
@@ -256,7 +250,7 @@ class Sparsified(Patch):
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
-        device_type = computing_device(next(self._inner.parameters())).type
+        device_type = sharding.computing_device(next(self._inner.parameters())).type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
         is_cast, has_plan = torch.is_autocast_enabled(device_type), self._call.given_plan is not None
         are_trained = tuple(parameter.requires_grad for parameter in self._findings.parameters)
@@ -388,8 +382,8 @@ class _SparseForward:
         handle = self.sparsified
         rows = handle._linear_rows([self.layer], x)
         weight = weight_MK(self.layer)
-        if isinstance(weight, DTensor):
-            raise SparsityError(TENSOR_PARALLEL)
+        if isinstance(weight, sharding.DTensor):
+            raise SparsityError(sharding.TENSOR_PARALLEL)
         out = sparse_linear(x, weight, self.layer.bias, rows, handle._call.inputs.keep)
         if not torch.compiler.is_compiling():
             handle._call.latest = weakref.ref(out), rows
@@ -450,7 +444,7 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                 "DataParallel is not supported: its replicas would share one layer's weights; use "
                 "DistributedDataParallel or a single device."
             )
-    refuse_sharding(model.modules())
+    sharding.refuse_sharding(model.modules())
 
 
 def _kind(value) -> Hashable:

@@ -193,21 +193,19 @@ class _LayerGroup:
         if self.holds_weights and not is_sharded(self.layers[0]):
             storage = _storage(self.stacked.weight.stacked)
             for layer in self.layers:
-                if _storage(layer.base_layer.weight) == storage:
-                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
-                        memory_format=torch.contiguous_format
-                    )
+                weight = layer.base_layer.weight
+                if _storage(weight) == storage:
+                    weight.data = weight.data.clone(memory_format=torch.contiguous_format)
         # Frees the stacked weights before the next group's are copied.
         self.stacked = self._projections = None
 
     @property
     def holds_weights(self) -> bool:
         """Whether the layers' weights are views of a copy."""
-        stacked = self.stacked
-        if is_streamed(self.layers[0].base_layer.weight):
+        stacked, weight = self.stacked, self.layers[0].base_layer.weight
+        if stacked is None or stacked.weight.stacked is None or is_streamed(weight):
             return False
-        copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
-        return stacked is not None and copied and stacked.weight.stacked is not None
+        return len(self.layers) > 1 or isinstance(stacked.joined, JoinedWeight)
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -249,9 +247,7 @@ class _LayerGroup:
         """Whether the layers can be computed together for `x` in their present state; if so, updates `stacked`."""
         if self.stacked is None or torch.is_autocast_enabled(x.device.type) or is_sharded(self.layers[0]):
             return False
-        if not (self.is_fresh or self._try_refresh()):
-            return False
-        return x.dtype == self.stacked.stacked_A.dtype
+        return (self.is_fresh or self._try_refresh()) and x.dtype == self.stacked.stacked_A.dtype
 
     def _try_refresh(self) -> bool:
         projections = [plain_projection(layer) for layer in self.layers]
