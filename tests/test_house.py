@@ -168,7 +168,6 @@ OTHER_ERRORS = {
     "sebp_edge/store/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/engine/models/gguf/file.py": "_Unusable",
-    "sebp_edge/engine/models/known_models.py": "ValueError",
     "sebp_edge/engine/models/known_tokenizer.py": "ValueError",  # as transformers' own tokenizers
     "sebp_edge/engine/models/lora.py": "ValueError",
     "sebp_edge/basics/weights.py": "TypeError",
