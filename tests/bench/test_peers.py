@@ -305,6 +305,8 @@ def test_the_limit_counts_weights_gradients_and_moments(tmp_path):
     # A quarter of what the layers' weights take in bf16, and the head as it is.
     in_4_bits = Size.of(make_job(tmp_path, shape="llama-3.2-3b", four_bit=True))
     assert in_4_bits.weight_bytes == pytest.approx(2 * 394e6 + 0.516 * 2819e6, rel=1e-3)
+    # Without the embeddings that each layer of Gemma 4 looks up.
+    assert Size.of(make_job(tmp_path, shape="gemma-4-e2b")).parameters == 2_279_759_104
 
 
 def test_ratios_are_to_the_fastest_other_trainer_that_is_right(tmp_path):
