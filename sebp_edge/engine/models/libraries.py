@@ -59,6 +59,16 @@ def quick_import_of_bitsandbytes() -> Iterator[None]:
 
 
 @contextmanager
+def without_fla() -> Iterator[None]:
+    """Context in which transformers imports a family without fla's kernels, which fail on a CPU.
+
+    Its own code is what they are compared with, before they are used (see `sparse.patches.delta_rule`).
+    """
+    with _replaced(sys.modules, "fla", None):
+        yield
+
+
+@contextmanager
 def _replaced(mapping: MutableMapping, key: str, value) -> Iterator[None]:
     is_there, before = key in mapping, mapping.get(key)
     mapping[key] = value
