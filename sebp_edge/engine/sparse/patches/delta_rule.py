@@ -36,11 +36,11 @@ def kernel_for(layer: nn.Module) -> Callable | None:
     """Returns fla's rule if it computes what the layer's own does on its device, in its dtype; else None."""
     own, names = inspect.unwrap(type(layer).forward), ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
     sizes, installed = [getattr(layer, name, None) for name in names], fla_version()
-    if not installed or None in sizes or not {CONVOLUTION, RULE} <= {*own.__code__.co_names}:
+    is_known = {CONVOLUTION, RULE} <= {*own.__code__.co_names} and None not in sizes and has_own_forward(layer)
+    if not (installed and is_known and layer.conv1d.weight.device.type in DEVICES):
         return None
-    weight = layer.conv1d.weight
-    is_tried = weight.device.type in DEVICES and has_own_forward(layer)
-    return _tried(inspect.unwrap(own.__globals__[RULE]), *sizes, weight.dtype, weight.device, installed) if is_tried else None
+    rule, weight = inspect.unwrap(own.__globals__[RULE]), layer.conv1d.weight
+    return _tried(rule, *sizes, weight.dtype, weight.device, installed)
 
 
 def chunks_of(cu_seqlens: Tensor, num_rows: int) -> Tensor:
@@ -72,6 +72,8 @@ def _tried(own: Callable, key_heads, heads, key_size, size, dtype, device, insta
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule as rule
 
+        if "chunk_indices" not in inspect.signature(rule).parameters:
+            return None  # fla before 0.6 reads lengths on the host
         packed = {"cu_seqlens": cu_seqlens, "chunk_indices": chunks_of(cu_seqlens, num_rows)}
         found = _results(functools.partial(rule, **packed), *inputs)
     except Exception as error:  # of a compiler
