@@ -17,7 +17,7 @@ from sebp_edge.engine.models.libraries import without_fla
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches import delta_rule
 from sebp_edge.engine.sparse.patches.agreement import graph_cut_after
-from sebp_edge.engine.sparse.patches.delta_rule import CHUNK, chunks_of, kernel_for
+from sebp_edge.engine.sparse.patches.delta_rule import CHUNK, kernel_for, packed_options
 from sebp_edge.engine.training.captured_gradients import CapturedGradients
 from sebp_edge.research import ActiveTokens, RowPlan
 
@@ -102,17 +102,15 @@ def test_kernels_that_do_not_agree_are_not_used(fla):
         assert hoisted._restarts._reach is None
 
 
-def test_every_chunk_has_its_text_and_its_number_and_others_lie_behind_an_end():
+def test_every_chunk_has_its_text_and_its_number_and_others_lie_behind_the_last_row():
     for _ in range(200):
-        lengths = [
-            random.randint(1, 200),
-            *(random.choice((0, 1, 63, 64, 65, 200)) for _ in range(random.randint(0, 9))),
-        ]
+        lengths = [random.choice((0, 1, 63, 64, 65, 200, random.randint(1, 999))) for _ in range(random.randint(1, 9))]
+        lengths[random.randrange(len(lengths))] = random.randint(1, 200)
         cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
         expected = [[text, number] for text, length in enumerate(lengths) for number in range(-(-length // CHUNK))]
-        found = chunks_of(cu_seqlens, sum(lengths)).tolist()
+        found = packed_options(cu_seqlens, sum(lengths))["chunk_indices"].tolist()
         assert found[: len(expected)] == expected
-        assert all(text == 0 and CHUNK * number >= lengths[0] for text, number in found[len(expected) :])
+        assert all(lengths[text] and CHUNK * number >= sum(lengths) for text, number in found[len(expected) :])
 
 
 def make_on_gpu():

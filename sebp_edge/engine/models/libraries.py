@@ -60,10 +60,7 @@ def quick_import_of_bitsandbytes() -> Iterator[None]:
 
 @contextmanager
 def without_fla() -> Iterator[None]:
-    """Context in which transformers imports a family without fla's kernels, which fail on a CPU.
-
-    Its own code is what they are compared with, before they are used (see `sparse.patches.delta_rule`).
-    """
+    """Context in which transformers imports a family without fla's kernels: its own code is what judges them."""
     with _replaced(sys.modules, "fla", None):
         yield
 

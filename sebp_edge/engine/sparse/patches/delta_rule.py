@@ -43,18 +43,19 @@ def kernel_for(layer: nn.Module) -> Callable | None:
     return _tried(rule, *sizes, weight.dtype, weight.device, installed)
 
 
-def chunks_of(cu_seqlens: Tensor, num_rows: int) -> Tensor:
-    """Returns the text of each chunk and its number there, int32 [chunks, 2], as many as these rows may have.
+def packed_options(cu_seqlens: Tensor, num_rows: int) -> dict[str, Tensor]:
+    """Returns the keywords that tell kernels where texts begin among so many rows: int32 [S + 1], int32 [chunks, 2].
 
-    Those that they do not have lie behind the first text's end, where kernels read and write nothing.
+    The latter are the text of each chunk and its number there, as many as S texts of so many rows may have. Those that
+    they do not have lie behind the last row, where kernels read and write nothing.
     """
-    num_texts = len(cu_seqlens) - 1
-    most = (num_rows + (CHUNK - 1) * num_texts) // CHUNK
+    most = (num_rows + (CHUNK - 1) * (len(cu_seqlens) - 1)) // CHUNK
     ends = ((cu_seqlens.diff() + CHUNK - 1) // CHUNK).cumsum(0)
     chunks = torch.arange(most, device=ends.device)
-    texts = torch.searchsorted(ends, chunks, right=True)
-    places = torch.where(texts < num_texts, chunks - F.pad(ends, (1, 0))[texts], most)
-    return torch.stack([texts % num_texts, places], dim=1).int()
+    # Of an empty text, kernels would read the row before.
+    texts = torch.searchsorted(ends, torch.minimum(chunks, ends[-1] - 1), right=True)
+    places = torch.where(chunks < ends[-1], chunks - F.pad(ends, (1, 0))[texts], most)
+    return {"cu_seqlens": cu_seqlens, "chunk_indices": torch.stack([texts, places], dim=1).int()}
 
 
 @functools.lru_cache(maxsize=16)
@@ -74,8 +75,7 @@ def _tried(own: Callable, key_heads, heads, key_size, size, dtype, device, insta
 
         if "chunk_indices" not in inspect.signature(rule).parameters:
             return None  # fla before 0.6 reads lengths on the host
-        packed = {"cu_seqlens": cu_seqlens, "chunk_indices": chunks_of(cu_seqlens, num_rows)}
-        found = _results(functools.partial(rule, **packed), *inputs)
+        found = _results(functools.partial(rule, **packed_options(cu_seqlens, num_rows)), *inputs)
     except Exception as error:  # of a compiler
         if ran_out_of_memory(error):
             raise

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.engine.models.architecture import blocks_of
-from sebp_edge.engine.sparse.patches.delta_rule import CONVOLUTION, RULE, chunks_of, kernel_for
+from sebp_edge.engine.sparse.patches.delta_rule import CONVOLUTION, RULE, kernel_for, packed_options
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import lengths_together, most_lengths
@@ -90,13 +90,11 @@ class Packed(NamedTuple):
 
     Attributes:
         spaced: the rows that convolutions read, each text after as many zeros as they reach back.
-        cu_seqlens: of this pass alone: fla keeps what it derives from a tensor.
-        chunks: see `chunks_of`.
+        options: the kernels' keywords, with tensors of this pass alone: fla keeps what it derives from one.
     """
 
     spaced: Layout
-    cu_seqlens: Tensor
-    chunks: Tensor
+    options: dict[str, Tensor]
 
 
 class _Move(torch.autograd.Function):
@@ -152,11 +150,8 @@ class Restarts(Patch):
             (padded_1PC,) = self.layout.spaced.pad(x_1CA.mT)
             return self.layout.spaced.unpad([own.__globals__[CONVOLUTION](padded_1PC.mT, *args, **options).mT]).mT
 
-        def rule(*args, **options) -> tuple:
-            packed = {"cu_seqlens": self.layout.cu_seqlens, "chunk_indices": self.layout.chunks}
-            return kernel(*args, **options | packed)
-
-        names = own.__globals__ | {CONVOLUTION: convolution, RULE: rule}
+        names = own.__globals__ | {CONVOLUTION: convolution}
+        names |= {RULE: lambda *args, **options: kernel(*args, **options | self.layout.options)}
         packed = FunctionType(own.__code__, names, None, own.__defaults__, own.__closure__)
         packed.__kwdefaults__ = own.__kwdefaults__
 
@@ -181,8 +176,8 @@ class Restarts(Patch):
         if not self.layers:
             return None
         if self._reach is not None:
-            cu_seqlens = tokens.cu_seqlens.clone()
-            return Packed(Layout.spaced(tokens, self._reach), cu_seqlens, chunks_of(cu_seqlens, len(tokens.input_ids)))
+            options = packed_options(tokens.cu_seqlens.clone(), len(tokens.input_ids))
+            return Packed(Layout.spaced(tokens, self._reach), options)
         lengths_S = tokens.cu_seqlens.diff()
         if lengths_S.device.type == "cpu":
             return Layout.of(tokens, sorted(lengths_S.tolist(), reverse=True), padding)
