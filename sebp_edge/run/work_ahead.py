@@ -65,8 +65,9 @@ def most_tokens_in_folds(recipe: Recipe, num_parameters: int, *, on_gpu: bool) -
     if on_gpu:
         return math.inf
     # A document is trained on in all folds but two, and at the end. It is in one validation split, which is evaluated
-    # before each epoch and after the last, and in one test split.
-    passes = _passes(recipe) * (MANY_FOLDS - 1) * recipe.epochs + (recipe.epochs + 1) + 3
+    # after each epoch (before full fine-tuning too), and in one test split, which is evaluated twice; all are at the end.
+    validations = recipe.epochs + (recipe.method != "lora")
+    passes = _passes(recipe) * (MANY_FOLDS - 1) * recipe.epochs + validations + 3
     return MOST_SECONDS_IN_FOLDS / (passes * seconds_of_a_token(num_parameters, RATE_FOR_FOLDS, on_gpu=False))
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from sebp_edge.engine.sparse.rows.schedule import Group
+from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.engine.training.words import WordCounts, WordReader
 from sebp_edge.values.example import Example, Outline
@@ -69,6 +69,35 @@ class HeldOutLoss:
             for name, values in vars(part).items():
                 getattr(merged, name).update(values)
         return merged
+
+
+class BaseLosses:
+    """The base model's losses on held-out documents; each is computed once, those of all tests at the same time.
+
+    Args:
+        tests: the schedules whose test documents are computed together.
+        known: losses that need not be computed.
+    """
+
+    def __init__(self, tests: Sequence[Schedule] = (), known: HeldOutLoss | None = None):
+        self._tests, self._known = tests, known or HeldOutLoss()
+
+    def know(self, group: Group) -> bool:
+        """Whether a group needs no computation."""
+        return all(example.document in self._known.nats for example in group.examples)
+
+    def of(self, group: Group) -> HeldOutLoss:
+        """Returns the known losses of a group."""
+        return self._known.only({example.document for example in group.examples})
+
+    def compute(self, learner: RecoveringLearner, group: Group) -> None:
+        """Computes what is not known of a group and of all tests, with an adaptation that has no effect now."""
+        # The words of validation documents that are not tested are not asked for.
+        for tested, reads_words in (*((schedule.test, True) for schedule in self._tests), (group, False)):
+            new = [example for example in tested.examples if example.document not in self._known.nats]
+            if new:
+                part = tested if len(new) == len(tested.examples) else Group(new, learner.limit, is_evaluated=True)
+                self._known = HeldOutLoss.merged([self._known, evaluate(learner, part, reads_words=reads_words)])
 
 
 def evaluate(learner: RecoveringLearner, group: Group, *, reads_words: bool = False) -> HeldOutLoss:

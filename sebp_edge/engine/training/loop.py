@@ -12,7 +12,7 @@ import torch
 
 from sebp_edge.engine.models.adaptation import restore, snapshot
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
-from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.training.evaluation import BaseLosses, HeldOutLoss, evaluate
 from sebp_edge.engine.training.learner import Outcome
 from sebp_edge.engine.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.errors import NonFiniteLoss
@@ -79,6 +79,7 @@ class Trainer:
 
     Attributes:
         progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
+        base_losses: of the state before the first step, if that is a fresh adapter's.
         pending: the steps whose outcome has not been read yet; None for one that runs.
         set_aside: what the learner goes on from, while it is in another state; empty otherwise.
     """
@@ -89,6 +90,7 @@ class Trainer:
     phase: str
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
+    base_losses: BaseLosses = field(default_factory=BaseLosses)
     pending: deque[_PendingStep | None] = field(default_factory=deque)
     set_aside: list[torch.Tensor] = field(default_factory=list)
 
@@ -202,21 +204,25 @@ class Trainer:
         """Evaluates the state before the first step, which is the best state until then."""
         if not validation.examples:
             return
-        progress, learner = self.progress, self.learner
-        tensors = learner.state.tensors
-        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in tensors)
-        restore(learner.adaptation, progress.best_state)
-        try:
-            losses = evaluate(learner, validation)
-        finally:
-            for tensor, value in zip(tensors, self.set_aside, strict=True):
-                tensor.copy_(value)
-            self.set_aside.clear()
+        if not self.base_losses.know(validation):
+            self._compute_base_losses(validation)
+        progress, losses = self.progress, self.base_losses.of(validation)
         loss = losses.mean
         if best := loss < progress.best_loss:
             progress.best_loss, progress.best_validation = loss, losses
         progress.validations.append((0, loss))
         self.on_event(Evaluated(self.phase, "validation", 0, loss, best))
+
+    def _compute_base_losses(self, validation: Group) -> None:
+        tensors = self.learner.state.tensors
+        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in tensors)
+        restore(self.learner.adaptation, self.progress.best_state)
+        try:
+            self.base_losses.compute(self.learner, validation)
+        finally:
+            for tensor, value in zip(tensors, self.set_aside, strict=True):
+                tensor.copy_(value)
+            self.set_aside.clear()
 
     def _evaluate(self, schedule: Schedule, done: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples.

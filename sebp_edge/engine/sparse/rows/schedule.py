@@ -119,10 +119,11 @@ class Schedule:
             of the other trainings, and is evaluated only after this one.
         learns_on: whether it begins in a state that was trained before. That state is not evaluated, and never the best
             one, since it has not learnt what is new.
+        knows_start: whether the losses before the first epoch need no evaluation of the validation documents.
 
     Attributes:
         last_epoch: the last epoch to train; later ones only shape the learning rate schedule.
-        validation: the validation examples, evaluated before the first epoch and after each epoch.
+        validation: the validation examples, evaluated after each epoch, and before the first one unless `knows_start`.
         test: the test examples, evaluated before and after the training, or only after it (`trains_on_all`).
     """
 
@@ -134,9 +135,11 @@ class Schedule:
         *,
         trains_on_all: bool = False,
         learns_on: bool = False,
+        knows_start: bool = False,
     ):
         self._batches, self._validation, self._test = batches, list(validation), list(test)
         self.trains_on_all, self.learns_on, self.last_epoch = trains_on_all, learns_on, len(self._batches)
+        self._validates_start = not (learns_on or knows_start)
         self._one_micro_batch_each = False
         self.epochs: list[list[Group]] = []
         self.validation = self.test = Group([], RowLimit(1))
@@ -189,7 +192,7 @@ class Schedule:
     @property
     def num_evaluated(self) -> tuple[int, int]:
         """The numbers of examples and of their tokens that all evaluations of this training compute."""
-        times = (len(self._batches) + (not self.learns_on), 1 if self.trains_on_all else 2)
+        times = (len(self._batches) + self._validates_start, 1 if self.trains_on_all else 2)
         parts = list(zip(times, (self._validation, self._test), strict=True))
         return (
             sum(number * len(part) for number, part in parts),
@@ -221,7 +224,7 @@ class Schedule:
     @property
     def num_validations(self) -> int:
         """How often the validation examples are evaluated."""
-        return self.last_epoch + (not self.learns_on)
+        return self.last_epoch + self._validates_start
 
     @property
     def num_tests(self) -> int:
@@ -264,9 +267,11 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
         ]
         examples = _of(examples, lessons.last.trained if lessons.last else ())
     schedules = []
+    # The validation documents of a fold are the test documents of another, on which the base model is tested.
+    of_base = recipe.method == "lora" and len(splits) > 1
     for split in splits:
         epochs = batches(split.train, epochs=recipe.epochs)
-        schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on))
+        schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on, knows_start=of_base))
     if len(splits) != 1 or recipe.refits:
         epochs = 1 if len(splits) == 1 and not learns_on else recipe.epochs
         validation = list(chain.from_iterable(split.validation for split in splits))
