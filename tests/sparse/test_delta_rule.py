@@ -182,7 +182,11 @@ class TestOnAGpu:
                 expected = gradients(model, hoisted.row_losses(tokens.to("cuda")))
                 model.zero_grad()
                 captured.add(tokens)
-                found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-                assert_same_gradients(expected, found, 1e-2, 1e-3)
+                pairs = [(expected[name], each.grad) for name, each in model.named_parameters()]
+                one, other = (
+                    torch.cat([each.flatten().float() for each in found]) for found in zip(*pairs, strict=True)
+                )
+                # In bf16; lengths of another batch change most of it.
+                assert (one - other).norm() <= 0.03 * one.norm()
             with gpu_sync_forbidden():
                 captured.add(tokens)

@@ -39,6 +39,8 @@ def kernel_for(layer: nn.Module) -> Callable | None:
     is_known = {CONVOLUTION, RULE} <= {*own.__code__.co_names} and None not in sizes and has_own_forward(layer)
     if not (installed and is_known and layer.conv1d.weight.device.type in DEVICES):
         return None
+    if "repeat_interleave" in own.__code__.co_names:  # as in transformers 5.17, which repeats keys for its own rule
+        sizes[0] = sizes[1]
     rule, weight = inspect.unwrap(own.__globals__[RULE]), layer.conv1d.weight
     return _tried(rule, *sizes, weight.dtype, weight.device, installed)
 
@@ -67,8 +69,6 @@ def _tried(own: Callable, key_heads, heads, key_size, size, dtype, device, insta
     query, key, value, g, beta, dout = random
     # States reach over several chunks.
     inputs = query, key, value, g.float().sigmoid() / -16, beta.sigmoid(), dout
-    texts = zip(*(each.float().split(LENGTHS, dim=1) for each in inputs), strict=True)
-    expected = [torch.cat(parts, dim=1) for parts in zip(*(_results(own, *text) for text in texts), strict=True)]
     cu_seqlens = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0)).int()
     try:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule as rule
@@ -80,6 +80,8 @@ def _tried(own: Callable, key_heads, heads, key_size, size, dtype, device, insta
         if ran_out_of_memory(error):
             raise
         return None
+    texts = zip(*(each.float().split(LENGTHS, dim=1) for each in inputs), strict=True)
+    expected = [torch.cat(parts, dim=1) for parts in zip(*(_results(own, *text) for text in texts), strict=True)]
     tolerance = ATTENTION if dtype in (torch.bfloat16, torch.float16) else FULL_PRECISION
     pairs = zip(expected, found, strict=True)
     return rule if all((one - other).norm() <= tolerance * one.norm() for one, other in pairs) else None
