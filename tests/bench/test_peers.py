@@ -61,7 +61,7 @@ def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
 @pytest.fixture
 def short(monkeypatch, plain_graphs):
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
-    monkeypatch.setattr(attention, "SHARED_HEADS", {"enable_gqa": True})
+    monkeypatch.setitem(attention.SHARED_HEADS, "enable_gqa", True)
     monkeypatch.setattr(steps, "GraphPool", PlainGraphs)
 
 

@@ -56,18 +56,12 @@ Choose = Callable[[list[int], Tensor], int | None]
 
 @dataclass
 class _Row:
-    """A prompt with its new tokens.
+    """A prompt with its new tokens."""
 
-    Attributes:
-        number: of the prompt in the call.
-        left: how many new tokens may follow; 0 once the row has ended.
-        choose: chooses the next token; None takes the likeliest.
-    """
-
-    number: int
+    number: int  # of the prompt in the call
     prompt: list[int]
-    left: int
-    choose: Choose | None
+    left: int  # how many new tokens may follow; 0 once the row has ended
+    choose: Choose | None  # chooses the next token; None takes the likeliest
     new: list[int] = field(default_factory=list)
 
     @property
@@ -328,8 +322,7 @@ class Decoder:
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
         """Allocates the cache, unless the last one serves; captured graphs live with it.
 
-        Args:
-            known: how many first tokens of the prompt are kept; those after them are forgotten.
+        The first `known` tokens of the prompt are kept; those after them are forgotten.
         """
         cache = self._cache
         if rows == 1:

@@ -55,11 +55,9 @@ class HoistedIfExact(Hoisted):
     """A hoisted model that is compared with the padded one when it is attached, and again if it changes.
 
     Compares gradients of a small copy of the model, and the model's own hidden states and losses on two short
-    sequences, neither of which may read the other. A model that has passed, or a copy with its embedding, is not
-    compared again while all that the comparison depends on is the same (see `_facts`).
-
-    Args:
-        batch: token ids [B, T] and their plan, to compare on; by default any tokens.
+    sequences, neither of which may read the other: a batch of token ids [B, T] and their plan, by default any tokens. A
+    model that has passed, or a copy with its embedding, is not compared again while all that the comparison depends on
+    is the same (see `_facts`).
     """
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, RowPlan] | None = None, **options):

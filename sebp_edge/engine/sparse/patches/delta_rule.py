@@ -5,6 +5,7 @@ replace it where they agree with it: on Hopper, Triton before 3.7.1 compiles the
 """
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -71,8 +72,7 @@ def _tried(own: Callable, key_heads, heads, key_size, size, dtype, device, insta
     inputs = query, key, value, g.float().sigmoid() / -16, beta.sigmoid(), dout
     cu_seqlens = F.pad(torch.tensor(LENGTHS, device=device).cumsum(0), (1, 0)).int()
     try:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as rule
-
+        rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
         if "chunk_indices" not in inspect.signature(rule).parameters:
             return None  # fla before 0.6 reads lengths on the host
         found = _results(functools.partial(rule, **packed_options(cu_seqlens, num_rows)), *inputs)

@@ -59,8 +59,7 @@ class LastLayer(Patch):
     def is_exact(self, decoder: nn.Module, hidden_states: Callable[[Watch | None], Tensor]) -> bool:
         """Whether restricting the last layer changes no loss; tried once, and again after `forget_trial`.
 
-        Args:
-            hidden_states: computes those of a trial's loss rows, restricted to them.
+        `hidden_states` computes those of a trial's loss rows, restricted to them.
         """
         if self._exact is None:
             reason = self._find_obstacle(decoder)

@@ -11,6 +11,7 @@ user's wrapper), it stays and only passes calls on, until it is outermost and ca
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 from types import MethodType
 from typing import Self
 
@@ -110,11 +111,7 @@ class _Link:
     def __reduce__(self) -> tuple:
         # A copied or pickled model has no patches.
         forward = foreign_forward(self.module)
-        return (getattr, (self.module, "forward")) if forward is None else (_same, (forward,))
-
-
-def _same(forward: Callable) -> Callable:
-    return forward
+        return (getattr, (self.module, "forward")) if forward is None else (itemgetter(0), ((forward,),))
 
 
 class _ClassForward:

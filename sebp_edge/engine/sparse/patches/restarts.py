@@ -35,17 +35,11 @@ OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_
 
 
 class Layout(NamedTuple):
-    """Where active rows lie among padded ones.
+    """Where active rows lie among padded ones."""
 
-    Attributes:
-        groups: how many texts are computed together, and their padded length.
-        places_A: int64, the padded row of each active row.
-        padding: what the other rows hold; no active row may depend on it.
-    """
-
-    groups: list[tuple[int, int]]
-    places_A: Tensor
-    padding: float
+    groups: list[tuple[int, int]]  # how many texts are computed together, and their padded length
+    places_A: Tensor  # int64, the padded row of each active row
+    padding: float  # what the other rows hold; no active row may depend on it
 
     @classmethod
     def of(cls, tokens: ActiveTokens, lengths: Iterable[int], padding: float = 0.0) -> "Layout":
@@ -114,11 +108,7 @@ class _Move(torch.autograd.Function):
 
 
 class Restarts(Patch):
-    """Handle of one decoder's layers whose state restarts at each text.
-
-    Attributes:
-        layout: where the texts of the present batch lie; None outside of one.
-    """
+    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()

@@ -22,12 +22,7 @@ MAX_EVALUATED_ROWS_CPU = 1024
 
 
 class MicroBatch(NamedTuple):
-    """Examples that are computed together, as outlines.
-
-    Attributes:
-        examples: longest first.
-        sizes: rows, sequences, rows of the longest sequence, and loss rows.
-    """
+    """Examples that are computed together, as outlines, the longest first."""
 
     examples: list[Outline]
     sizes: Bucket
@@ -35,19 +30,13 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimit:
-    """The maximum number of rows of a micro-batch.
+    """The maximum number of rows of a micro-batch."""
 
-    Attributes:
-        max_rows: the maximum number of rows; a longer example is a micro-batch by itself.
-        padded_to: the number of rows of each padded example; None if only active tokens are computed.
-        max_evaluated_rows: a lower limit for micro-batches without gradients; None if `max_rows` applies.
-        pads: whether examples are padded to the longest of their micro-batch.
-    """
-
-    max_rows: int
-    padded_to: int | None = None
+    max_rows: int  # a longer example is a micro-batch by itself
+    padded_to: int | None = None  # the rows of each padded example; None if only active tokens are computed
+    # A lower limit for micro-batches without gradients; None if `max_rows` applies.
     max_evaluated_rows: int | None = None
-    pads: bool = False
+    pads: bool = False  # whether examples are padded to the longest of their micro-batch
 
     @classmethod
     def on(cls, device: str, max_rows: int, padded_to: int | None = None, *, pads: bool = False) -> "RowLimit":
@@ -88,11 +77,7 @@ class RowLimit:
 
 
 class Group:
-    """The examples of one optimizer step or one evaluation, cut into micro-batches.
-
-    Attributes:
-        micro_batches: the same examples, as they are computed together.
-    """
+    """The examples of one optimizer step or one evaluation, cut into micro-batches."""
 
     def __init__(self, examples: list[Outline], limit: RowLimit, *, is_evaluated: bool = False):
         self.examples, self._is_evaluated = examples, is_evaluated
@@ -145,11 +130,7 @@ class Schedule:
         self.validation = self.test = Group([], RowLimit(1))
 
     def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
-        """Makes the steps and evaluations, cut into micro-batches.
-
-        Args:
-            one_micro_batch_each: whether each step has a single micro-batch; larger batches become several steps.
-        """
+        """Makes the steps and evaluations, cut into micro-batches; a larger batch may become a step for each."""
         self._one_micro_batch_each = one_micro_batch_each
         # Frees the layout before, so that only one is in memory.
         self.epochs = []
@@ -243,10 +224,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
 
     There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
     by a training on all documents if the recipe says so: one epoch from the judged state, or as many epochs as the
-    recipe has from an earlier version's state.
-
-    Args:
-        lessons: the documents of each training if it learns on from an earlier version; None to train on all.
+    recipe has from an earlier version's state, of which `lessons` has the documents of each training.
     """
 
     def batches(own: list[Outline], epochs: int) -> list[list[list[Outline]]]:
