@@ -115,7 +115,7 @@ def test_every_chunk_has_its_text_and_its_number_and_others_lie_behind_the_last_
 
 def make_on_gpu():
     """A Qwen3.5 with heads of the published size, whose kernels agree with transformers' own code on this GPU."""
-    pytest.importorskip("fla", reason="fla-core is not installed: pip install fla-core")
+    pytest.importorskip("fla", reason="fla-core is not installed: pip install 'sebp-edge[fla]'")
     sizes = SIZES | {"hidden_size": 256, "num_hidden_layers": 3}
     heads = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 128}
     layers = {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "linear_value_head_dim": 128}
