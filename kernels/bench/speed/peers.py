@@ -8,9 +8,10 @@
     python kernels/bench/speed/peers.py --arms "hf graph,sebp-edge step" --batches 4
     python kernels/bench/speed/peers.py --tiny                            a small shape on the CPU, to try the benchmark
 
-Random bf16 weights, LoRA r = 16 on all linear layers but the head, fp32 adapters, bf16 products, AdamW, short texts.
-Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a
-process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
+Random bf16 weights, LoRA r = 16 on all linear layers but the head, AdamW, short texts; adapters are in fp32 and compute
+in bf16. Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer
+runs in a process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that
+says so.
 
 A trainer is timed only if its loss and gradients agree with an fp32 reference (`trainers.reference`). Rows say in what
 format AdamW's moments are and how many bytes they take, and what the GPU was like (`trainers.conditions`).

@@ -55,6 +55,13 @@ def quick_import_of_bitsandbytes() -> Iterator[None]:
 
 
 @contextmanager
+def without_fla() -> Iterator[None]:
+    """Context in which transformers imports a family without fla's kernels: its own code is what judges them."""
+    with _replaced(sys.modules, "fla", None):
+        yield
+
+
+@contextmanager
 def _replaced(mapping: MutableMapping, key: str, value) -> Iterator[None]:
     is_there, before = key in mapping, mapping.get(key)
     mapping[key] = value

@@ -30,6 +30,7 @@ from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
 from sebp_edge.engine.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
 from sebp_edge.engine.models.hub_cache import tokenizer_folder
+from sebp_edge.engine.models.libraries import without_fla
 from sebp_edge.engine.models.soundness import (
     refuse_missing_weights,
     refuse_non_finite,
@@ -194,6 +195,7 @@ def _reserve_memory(without_weights: PreTrainedModel, options: dict) -> None:
     reserved.clear()
 
 
+@without_fla()
 def _on_meta(config) -> PreTrainedModel:
     """Makes the model of a config without weights; allocates nothing."""
     with torch.device("meta"):
@@ -291,6 +293,7 @@ def _read_decoder_config(reference: ModelReference, path: Path | None):
     return config
 
 
+@without_fla()
 def model_from_config(
     reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:

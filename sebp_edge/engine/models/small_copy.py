@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from sebp_edge.engine.models.architecture import head_sizes_of
+from sebp_edge.engine.models.libraries import without_fla
 
 # Special tokens, which must be in the copy's small vocabulary.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -60,6 +61,7 @@ def copy_of_few_layers(config: PretrainedConfig, kind: type[PreTrainedModel]) ->
     return SmallCopy(_make(few, kind, "meta").eval(), layers)
 
 
+@without_fla()
 def _make(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
     with torch.device(device):
