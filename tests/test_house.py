@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_741
+MAX_LINES = 51_861
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -64,12 +64,12 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_747,
-    "engine.models": 4_667,
+    "engine.models": 4_747,
     "engine.models.gguf": 1_262,
-    "engine.sparse": 1_625,
-    "engine.sparse.patches": 2_504,
+    "engine.sparse": 1_626,
+    "engine.sparse.patches": 2_658,
     "engine.sparse.rows": 1_154,
-    "engine.training": 4_102,
+    "engine.training": 3_987,
     "export": 1_851,
     "lessons": 2_256,
     "machine": 1_086,
