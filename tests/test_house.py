@@ -91,7 +91,10 @@ HOMES = {
     "peft": ("sebp_edge/engine/models/lora.py",),
     "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
     "huggingface_hub": ("sebp_edge/engine/models/hub.py", "sebp_edge/cli/doctor_checks.py"),
-    "gguf": ("sebp_edge/export/", "sebp_edge/engine/models/gguf/families.py", "sebp_edge/engine/models/gguf/rotary.py"),
+    "gguf": (
+        "sebp_edge/export/",
+        *(f"sebp_edge/engine/models/gguf/{name}.py" for name in ("families", "rotary", "writer")),
+    ),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),

@@ -18,7 +18,7 @@ from torch import Tensor
 from sebp_edge.ask.wording import plain_question
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import DTYPES, WeightsFile, read_weights, write_tensors
-from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.lora import LoraFactors, read_factors
 from sebp_edge.engine.models.older_names import has_older_names
 from sebp_edge.errors import ExportError

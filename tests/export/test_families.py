@@ -14,7 +14,7 @@ from transformers import CohereConfig, Gemma4Config, Gemma4ForConditionalGenerat
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.models.catalog import resolve
-from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import ExportError
 from sebp_edge.export.export_result import ExportProgress

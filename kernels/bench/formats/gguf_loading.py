@@ -27,8 +27,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.fingerprint import file_fingerprint
-from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import TYPES, QuantType, dequantise
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
 from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.gguf_file import write_model

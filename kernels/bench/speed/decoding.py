@@ -33,7 +33,7 @@ from models import known_config
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.completion import complete_text
 from sebp_edge.engine.models.decoding import Decoder
-from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.engine.models.vocabulary import Vocabulary

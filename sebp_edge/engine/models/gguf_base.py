@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sebp_edge.basics.stopping import Check
-from sebp_edge.engine.models.gguf.families import config_of, read_weight, shape_of_weight, weight_names
 from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.gguf.reader import config_of, read_weight, shape_of_weight, weight_names
 from sebp_edge.engine.models.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
 from sebp_edge.engine.models.soundness import refuse_too_many_modules
 from sebp_edge.errors import ModelError
