@@ -11,6 +11,7 @@ from model_families import make_model
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Lfm2Config,
     LlamaConfig,
@@ -46,6 +47,13 @@ LLAMA3 = {
 QUARTER = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
 DELTA = SIZES | NAMES | {"head_dim": 16, "rope_parameters": QUARTER}
 DELTA |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+# Kinds of layers with heads of different sizes; the last layers have the keys and values of earlier ones.
+WINDOWED = {"layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 6}
+GEMMA4 = SIZES | NAMES | WINDOWED | {"head_dim": 16, "global_head_dim": 32, "sliding_window": 24}
+GEMMA4["rope_parameters"] = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES, **NAMES, tie_word_embeddings=False),
     "llama with biases": lambda: LlamaConfig(**SIZES, **NAMES, attention_bias=True, mlp_bias=True),
@@ -73,6 +81,14 @@ CONFIGS = {
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **(SIZES | {"num_hidden_layers": 6}), **NAMES, head_dim=16, query_pre_attn_scalar=16, sliding_window=24,
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **GEMMA4, num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=320, final_logit_softcapping=7.0,
+    ),
+    "gemma4 with keys as values": lambda: Gemma4TextConfig(
+        **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=320,
     ),
     "lfm2": lambda: Lfm2Config(
         **(SIZES | {"num_hidden_layers": 3}), **NAMES, norm_eps=1e-4, conv_L_cache=4,
@@ -102,6 +118,11 @@ def llama3_factors():
 FURTHER = {
     "llama with linear scaling": {"arch__rope__scaling__type": "linear", "arch__rope__scaling__factor": 2.0},
     "llama with Llama 3.1's scaling": {"tensors": {"rope_freqs.weight": list(llama3_factors())}},
+    "gemma4": {"tensors": {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}},
+    "gemma4 with keys as values": {
+        "tensors": {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12},
+        "arch__final_logit_softcapping": 0.0,
+    },
     "lfm2": {"arch__feed_forward_length": 32},
     "phi3 with long contexts": {
         "arch__rope__scaling__original_context_length": 40,
@@ -115,10 +136,15 @@ def make(case):
     model = make_model(CONFIGS[case](), "eager")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)
-        for weight in model.parameters():
+        for key, weight in model.named_parameters():
             # Norms and biases differ from their start, so that a lost one shows; matrices are large enough to matter.
             noise = torch.randn_like(weight)
             weight.copy_(noise * 0.1 if weight.dim() > 1 else weight + noise * 0.2)
+            if case.startswith("gemma4") and key.endswith("q_norm.weight"):
+                weight *= 0.2  # Gemma 4 scales scores by nothing else; sharp ones multiply what llama.cpp rounds
+        for key, scale in model.named_buffers():
+            if key.endswith("layer_scalar"):
+                scale.fill_(0.7)
     return model.eval()
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from torch import Tensor
 from sebp_edge.engine.models.gguf.file import GgufFile
 from sebp_edge.errors import ExportError, ModelError
 
-_WHOLE = ("model.embed_tokens", "model.norm", "model.embedding_norm", "lm_head")
+_WHOLE = (
+    *("model.embed_tokens", "model.norm", "model.embedding_norm", "lm_head"),
+    *("model.embed_tokens_per_layer", "model.per_layer_model_projection", "model.per_layer_projection_norm"),
+)
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 _FOUR_NORMS = (*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _LINEARS = (
@@ -36,8 +40,13 @@ _DELTA = tuple(
     f"linear_attn.{name}"
     for name in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "conv1d", "A_log", "dt_bias", "norm", "out_proj")
 )
+_PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm", "layer_scalar")
 # Tensors that are neither a "weight" nor a "bias" in transformers, as the package gguf looks for them.
-_BARE = {"linear_attn.A_log": "linear_attn.A_log", "linear_attn.dt_bias": "linear_attn.dt_proj.bias"}
+_BARE = {
+    "linear_attn.A_log": "linear_attn.A_log",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "layer_scalar": "layer_scalar.weight",
+}
 # Linear attention's tensors with rows, or columns, for each head of values.
 _OF_VALUES = {"attn_qkv", "attn_gate", *(f"ssm_{name}" for name in ("conv1d", "alpha", "beta", "a", "dt", "out"))}
 _CONVOLUTIONS = ("shortconv.conv.weight", "ssm_conv1d.weight")
@@ -62,6 +71,7 @@ _SETTINGS = {
 LACKS = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "conv_bias"), "with biases"),
     "use_sliding_window": "with sliding windows",
+    "enable_moe_block": "with experts",
 }
 
 
@@ -150,11 +160,19 @@ def _in_its_block(name: str, names: Mapping[str, str]) -> str | None:
 
 
 def head_size(config) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """Returns the size of the last layer's heads; in Gemma 4 that of full attention."""
+    last = config.per_layer_config[config.num_hidden_layers - 1]
+    return getattr(last, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def refusal(config, what: str) -> ExportError:
     return ExportError(f"llama.cpp cannot compute this {config.model_type} model {what}; use --format merged, or peft.")
+
+
+def _refuse(config, reasons: Mapping[str, Any]) -> None:
+    for what, holds in reasons.items():
+        if holds:
+            raise refusal(config, what)
 
 
 # ------------------------------------------------------------------------------------------------------------ families
@@ -194,12 +212,86 @@ def _read_gemma3(file: GgufFile, common: dict) -> dict[str, Any]:
     }
 
 
+def _read_gemma4(file: GgufFile, common: dict) -> dict[str, Any]:
+    layers, shared = common["num_hidden_layers"], file.get("gemma4.attention.shared_kv_layers", int, 0)
+    windows = file.by_layer("attention.sliding_window_pattern", layers, bool)
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    if len(kinds) != layers or not _ends_as_gemma4(kinds, shared):
+        raise ModelError(f"{file.name!r} has sliding windows in other layers than Gemma 4; download it again.")
+    size, theta = file.positive(int, "attention.key_length_swa"), file.positive(float, "rope.freq_base_swa", 10_000.0)
+    if file.positive(int, "rope.dimension_count_swa", size) != size:
+        raise ModelError(f"{file.name!r} rotates a part of a head's features in sliding windows; expected all.")
+    heads = dict(zip(kinds, cycle(file.by_layer("attention.head_count_kv", layers)), strict=False))
+    sizes = file.by_layer("feed_forward_length", layers)
+    embedding = file.tensors.get("per_layer_token_embd.weight")
+    return _read_gemma(file, common) | {
+        "layer_types": kinds,
+        "head_dim": size,
+        "global_head_dim": common["head_dim"],
+        "num_key_value_heads": heads.get("sliding_attention", heads["full_attention"]),
+        "num_global_key_value_heads": heads["full_attention"],
+        "attention_k_eq_v": f"blk.{kinds.index('full_attention')}.attn_v.weight" not in file.tensors,
+        "num_kv_shared_layers": shared,
+        "intermediate_size": sizes[0],
+        "use_double_wide_mlp": sizes[-1] != sizes[0],
+        "hidden_size_per_layer_input": file.get("gemma4.embedding_length_per_layer_input", int, 0),
+        "vocab_size_per_layer_input": embedding.shape[0] if embedding else common["vocab_size"],
+        # llama.cpp has the softcap of all published models if a file has none.
+        "final_logit_softcapping": file.get("gemma4.final_logit_softcapping", float, 30.0) or None,
+        "rope_parameters": {
+            "full_attention": common["rope_parameters"],
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+        },
+    }
+
+
+def _check_gemma4(writer: GGUFWriter, config) -> dict[str, Any]:
+    kinds, shared, layers = config.layer_types, config.num_kv_shared_layers, [*config.per_layer_config]
+    local, inputs = config.rope_parameters["sliding_attention"], config.hidden_size_per_layer_input
+    heads = {(kind, each.head_dim, each.num_key_value_heads) for kind, each in zip(kinds, layers, strict=True)}
+    _refuse(
+        config,
+        {
+            "with other kinds of last layers": not _ends_as_gemma4(kinds, shared),
+            "with heads that differ within a kind of layer": len(heads) != 2,
+            "with scaled rotary embeddings in sliding windows": local["rope_type"] != "default",
+            "with attention to later tokens": config.use_bidirectional_attention == "all",
+            "with other tokens for the inputs of layers": inputs
+            and config.vocab_size_per_layer_input != config.vocab_size,
+        },
+    )
+    size = layers[kinds.index("sliding_attention")].head_dim
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    writer.add_shared_kv_layers(shared)
+    writer.add_key_length_swa(size)
+    writer.add_value_length_swa(size)
+    writer.add_rope_dimension_count_swa(size)
+    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
+    writer.add_embedding_length_per_layer_input(inputs)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
+    double = [config.use_double_wide_mlp and mode == "reuse" for mode in config.kv_sharing_modes]
+    return {
+        "intermediate_size": [config.intermediate_size * (1 + each) for each in double],
+        "num_key_value_heads": [each.num_key_value_heads for each in layers],
+    }
+
+
+def _ends_as_gemma4(kinds: list[str], shared: int) -> bool:
+    """Whether the last two layers with keys of their own, which llama.cpp shares with later ones, are of both kinds."""
+    own = kinds[: len(kinds) - shared]
+    return kinds[-1] == "full_attention" and own[-2:] == ["sliding_attention", "full_attention"]
+
+
 def _check_gemma3(writer: GGUFWriter, config) -> None:
-    if getattr(config, "final_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None):
-        raise refusal(config, "with softcaps")
+    caps = [getattr(config, f"{name}_logit_softcapping", None) for name in ("final", "attn")]
     local = config.rope_parameters["sliding_attention"]
-    if local.get("rope_type", "default") != "default":
-        raise refusal(config, "with scaled rotary embeddings in sliding windows")
+    _refuse(
+        config,
+        {
+            "with softcaps": any(caps),
+            "with scaled rotary embeddings in sliding windows": local.get("rope_type", "default") != "default",
+        },
+    )
     writer.add_rope_freq_base_swa(float(local["rope_theta"]))
     _check_windows(writer, config, every=6)
 
@@ -214,7 +306,7 @@ def _check_windows(writer: GGUFWriter, config, every: int) -> None:
 
 
 def _read_lfm2(file: GgufFile, common: dict) -> dict[str, Any]:
-    shared = file.get("lfm2.attention.head_count_kv", list, [])
+    shared = file.by_layer("attention.head_count_kv", common["num_hidden_layers"])
     if len(shared) != common["num_hidden_layers"]:
         raise ModelError(f"{file.name!r} does not say which of its layers attend; download it again.")
     kinds = ["full_attention" if number else "conv" for number in shared]
@@ -303,6 +395,13 @@ FAMILIES = {
         own_settings={"attention.sliding_window": ("sliding_window", int, 1024)},
         read=_read_gemma3,
         check=_check_gemma3,
+    ),
+    "gemma4_text": Family(
+        MODEL_ARCH.GEMMA4,
+        _FOUR_NORMS + _LINEARS + _HEAD_NORMS + _PER_LAYER,
+        own_settings={"attention.sliding_window": ("sliding_window", int)},
+        read=_read_gemma4,
+        check=_check_gemma4,
     ),
 }
 # By GGUF's names. "llama" includes Mistral, whose files have no other name.

@@ -20,8 +20,14 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if file.get(f"{file.architecture}.expert_count", int, 0):
         raise ModelError(f"{file.name!r} is a mixture of experts, which cannot be read; choose a dense model.")
     hidden, heads = file.positive(int, "embedding_length"), file.positive(int, "attention.head_count")
-    known = {"head_dim": file.positive(int, "attention.key_length", hidden // heads), "vocab_size": embedding.shape[0]}
-    known["num_key_value_heads"] = _key_value_heads(file, heads)
+    layers = file.positive(int, "block_count")
+    # Of numbers for each layer the largest; the shapes of weights show whether it fits.
+    known = {
+        "head_dim": file.positive(int, "attention.key_length", hidden // heads),
+        "vocab_size": embedding.shape[0],
+        "intermediate_size": max(file.by_layer("feed_forward_length", layers)),
+        "num_key_value_heads": max(file.by_layer("attention.head_count_kv", layers, default=heads)),
+    }
     common = known | {
         name: file.positive(kind, key, *default)
         for key, (name, kind, *default) in family.settings.items()
@@ -34,17 +40,6 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         **_token_ids(file),
     }
     return common | family.read(file, common)
-
-
-def _key_value_heads(file: GgufFile, heads: int) -> int:
-    """Returns the number of heads of keys; LFM2 has a number for each layer, 0 where it does not attend."""
-    key = f"{file.architecture}.attention.head_count_kv"
-    if file.architecture != "lfm2":
-        return file.positive(int, "attention.head_count_kv", heads)
-    numbers = {number for number in file.get(key, list, []) if number != 0}
-    if len(numbers) != 1 or type(*numbers) is not int:
-        raise ModelError(f"{file.name!r} has {key} {str(numbers)[:40]}; expected one number, and 0 in some layers.")
-    return numbers.pop()
 
 
 def weight_names(file: GgufFile) -> dict[str, str]:

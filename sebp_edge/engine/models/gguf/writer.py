@@ -41,8 +41,14 @@ class GgufModel:
         return self._family.convert(self.name(name), tensor, self._values, back=True)
 
     def refuse_adapter(self) -> None:
-        """Raises an ExportError if an adapter alone cannot be written: GGUF orders a layer's inputs otherwise."""
-        if self._values.get("linear_num_key_heads") != self._values.get("linear_num_value_heads"):
+        """Raises an ExportError if an adapter alone cannot be written.
+
+        GGUF orders a layer's inputs otherwise, or llama.cpp adapts the projection of the layers' inputs not.
+        """
+        values = self._values
+        if values.get("linear_num_key_heads") != values.get("linear_num_value_heads") or values.get(
+            "hidden_size_per_layer_input"
+        ):
             raise ExportError(
                 f"An adapter of this {self.config.model_type} model cannot be written as GGUF by itself; use --format "
                 "gguf, which merges it, or peft."
@@ -78,5 +84,7 @@ class GgufModel:
 
 
 def _add(writer: GGUFWriter, key: str, value: float | list[int]) -> None:
+    if isinstance(value, list) and len({*value}) == 1:
+        value = value[0]
     kinds = {int: writer.add_uint32, float: writer.add_float32, list: writer.add_array}
     kinds[type(value)](f"{writer.arch}.{key}", value)
