@@ -195,7 +195,7 @@ class Gguf(Format):
         super().__init__(source)
         self.quant, self.file = quant, f"{source.name}-{quant}.gguf"
         self._model = GgufModel(source.config)
-        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
+        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size, self._model.arch)
 
     @property
     def num_bytes(self) -> int:
@@ -275,7 +275,7 @@ class GgufLora(Format):
         super().__init__(source)
         self._model = GgufModel(source.config)
         self._model.refuse_adapter()
-        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
+        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size, self._model.arch)
         self._file = f"{source.name}-lora.gguf"
 
     def write(self, folder: Path, progress: ExportProgress) -> None:

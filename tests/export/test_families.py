@@ -61,9 +61,10 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, family):
     """Both directions share a record; llama.cpp above, and the writer of tests/gguf, show that it is right."""
     folder = make_source(tmp_path / "model", family)
     expected = load_base_model(resolve(folder), Recipe.load("notes"), torch.device("cpu")).model
-    tokenizer = GgufTokenizer(make_tokenizer(), expected.config.vocab_size)
+    model = GgufModel(expected.config)
+    tokenizer = GgufTokenizer(make_tokenizer(), expected.config.vocab_size, model.arch)
     weights, path = MergedWeights(expected, folder, None), tmp_path / "model.gguf"
-    write_model(path, "model", GgufModel(expected.config), tokenizer, weights, "f32", ExportProgress())
+    write_model(path, "model", model, tokenizer, weights, "f32", ExportProgress())
     found = load_base_model(resolve(path), Recipe.load("notes"), torch.device("cpu")).model
     read = found.state_dict()
     for name, weight in expected.state_dict().items():

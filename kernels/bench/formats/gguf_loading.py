@@ -116,8 +116,9 @@ class RandomWeights:
 def write_shape(folder: Path, name: str, quant: str) -> Path:
     """Writes a GGUF file with random weights of a known model's shape, and the bundled tokenizer."""
     model, file = model_from_config(resolve(name)), folder / f"{name}-{quant}.gguf"
-    tokenizer = GgufTokenizer(local_tokenizer(resolve("tiny")), model.config.vocab_size)
-    write_model(file, name, GgufModel(model.config), tokenizer, RandomWeights(model), quant, ExportProgress())
+    gguf = GgufModel(model.config)
+    tokenizer = GgufTokenizer(local_tokenizer(resolve("tiny")), model.config.vocab_size, gguf.arch)
+    write_model(file, name, gguf, tokenizer, RandomWeights(model), quant, ExportProgress())
     return file
 
 

@@ -181,8 +181,9 @@ def llama_cpp(folder: Path, name: str, model) -> Write:
         model.save_pretrained(source)
     tokenizer = local_tokenizer(resolve(name if Path(name).is_dir() else "tiny"))
     weights, file = MergedWeights(model, source, None), folder / "model.gguf"
-    kind = GgufTokenizer(tokenizer, model.config.vocab_size)
-    write_model(file, "model", GgufModel(model.config), kind, weights, "f32", lambda *_: None)
+    gguf = GgufModel(model.config)
+    kind = GgufTokenizer(tokenizer, model.config.vocab_size, gguf.arch)
+    write_model(file, "model", gguf, kind, weights, "f32", lambda *_: None)
     options = xllamacpp.CommonParams()
     options.model.path = str(file)
     options.n_ctx, options.n_parallel, options.n_gpu_layers, options.verbosity = LONG + NEW + 16, 1, 0, 0
