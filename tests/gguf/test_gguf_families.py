@@ -190,6 +190,58 @@ def test_llama_cpp_computes_what_the_read_model_does(case):
         )
 
 
+def write_gemma4(tmp_path, tokenizer, **changes):
+    further = FURTHER["gemma4"] | changes
+    tensors = {"tensors": FURTHER["gemma4"]["tensors"] | changes.get("tensors", {})}
+    return write_gguf(tmp_path / "model.gguf", make("gemma4"), tokenizer, **further | tensors)
+
+
+@torch.no_grad()
+def test_keys_of_layers_that_share_those_of_others_are_not_read(tokenizer, tmp_path):
+    """Gemma 4's checkpoints have them, and so have the files that are made of these."""
+    keys = {f"blk.4.attn_{name}.weight": torch.randn(32, 32).tolist() for name in ("k", "v")}
+    base = load_base(write_gemma4(tmp_path, tokenizer, tensors=keys | {"blk.4.attn_k_norm.weight": [1.0] * 16}))
+    torch.testing.assert_close(base.model(IDS).logits, make("gemma4")(IDS).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"without": "blk.1.inp_gate.weight"}, "lacks 'model.layers.1.per_layer_input_gate.weight'"),
+        ({"without": "blk.2.layer_output_scale.weight"}, "lacks 'model.layers.2.layer_scalar'"),
+        ({"without": "blk.0.attn_k.weight"}, "lacks 'model.layers.0.self_attn.k_proj.weight'"),
+        ({"without": "blk.1.attn_v.weight"}, "lacks 'model.layers.1.self_attn.v_proj.weight'"),
+        ({"without": "per_layer_token_embd.weight"}, "lacks 'model.embed_tokens_per_layer.weight'"),
+        ({"tensors": {"rope_freqs.weight": [1.0] * 4 + [8.0] * 12}}, "scales positions in a way that is not known"),
+        ({"tensors": {"rope_freqs.weight": [1.0] * 8}}, "8 factors of positions, not 16"),
+        ({"tensors": {"a.blk.0.ffn_up.weight": [1.0]}}, "vision or audio layers"),
+        ({"tensors": {"v.blk.0.ffn_up.weight": [1.0]}}, "vision or audio layers"),
+        ({"general__type": "mmproj"}, "contains a GGUF mmproj, not a model"),
+        ({"general__architecture": "gemma4-assistant"}, "of the family 'gemma4-assistant'"),
+        ({"arch__expert_count": 128}, "mixture of experts"),
+        ({"tensors": {"blk.0.ffn_gate_inp.weight": [1.0]}}, "the tensor 'blk.0.ffn_gate_inp.weight'"),
+        ({"arch__attention__sliding_window_pattern": None}, "sliding_window_pattern None; expected"),
+        ({"arch__attention__sliding_window_pattern": 6}, "sliding_window_pattern 6; expected"),
+        ({"arch__attention__sliding_window_pattern": [True] * 5}, "expected a number for all or each layer"),
+        ({"arch__attention__sliding_window_pattern": [True] * 6}, "sliding windows in other layers than Gemma 4"),
+        ({"arch__attention__sliding_window_pattern": [False] * 6}, "expected a number for all or each layer"),
+        ({"arch__attention__shared_kv_layers": 2}, "sliding windows in other layers than Gemma 4"),
+        ({"arch__attention__shared_kv_layers": 2**31}, "sliding windows in other layers than Gemma 4"),
+        ({"arch__attention__key_length_swa": None}, "key_length_swa None; expected a positive number"),
+        ({"arch__attention__head_count_kv": 1}, "of shape"),
+        ({"arch__feed_forward_length": [96] * 6}, "of shape"),
+        ({"arch__feed_forward_length": ["a"] * 6}, "expected a number for all or each layer"),
+        ({"arch__rope__dimension_count_swa": 8}, "rotates a part of a head's features"),
+        ({"arch__embedding_length_per_layer_input": 12}, "of shape"),
+        ({"arch__embedding_length_per_layer_input": 0}, "which its config does not have"),
+    ],
+)
+def test_files_of_gemma_4_that_cannot_be_read_are_refused(changes, message, tokenizer, tmp_path):
+    with pytest.raises(ModelError, match=message) as refusal:
+        load_base(write_gemma4(tmp_path, tokenizer, **changes))
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+
+
 def test_the_shape_is_known_before_the_file_is_loaded(case):
     name, model, path, _ = case
     shape = shape_of(path)

@@ -14,13 +14,16 @@ PAIRED, FROM_ONE = ("llama", "smollm3"), ("gemma", "gemma2", "gemma3", "qwen35")
 ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "qwen3_5_text": "qwen35"}
 
 
-def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors=None, **metadata) -> Path:
+def write_gguf(
+    path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors=None, without=None, **metadata
+) -> Path:
     """Writes a model and its byte-level tokenizer.
 
     Args:
         kind: the type of all matrices whose rows it fits; others are in fp32.
         pre: the name of the pre-tokenizer.
         tensors: further tensors by name.
+        without: the name of a tensor that is left out.
         metadata: further values, other ones, or None for none, by key; "__" stands for a dot, "arch" for the family.
     """
     config = model.config
@@ -47,7 +50,8 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
             made[same] = gguf.quantize(data, kind) if fits and kind != Kind.F32 else data, kind if fits else None
         data, raw_dtype = made[same]
         key = key.replace(".dt_bias", ".dt_proj.bias").replace("layer_scalar", "layer_scalar.weight")
-        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=raw_dtype)
+        if (named := names.get_name(key, (".weight", ".bias"))) != without:
+            writer.add_tensor(named, data, raw_dtype=raw_dtype)
     for key, values in (tensors or {}).items():
         writer.add_tensor(key, np.array(values, dtype=np.float32))
     finish(writer)
