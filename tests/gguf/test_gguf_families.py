@@ -213,6 +213,7 @@ def test_keys_of_layers_that_share_those_of_others_are_not_read(tokenizer, tmp_p
         ({"without": "blk.1.attn_v.weight"}, "lacks 'model.layers.1.self_attn.v_proj.weight'"),
         ({"without": "per_layer_token_embd.weight"}, "lacks 'model.embed_tokens_per_layer.weight'"),
         ({"tensors": {"rope_freqs.weight": [1.0] * 4 + [8.0] * 12}}, "scales positions in a way that is not known"),
+        ({"arch__rope__scaling__type": "linear"}, "scales positions by 'linear'; expected none"),
         ({"tensors": {"rope_freqs.weight": [1.0] * 8}}, "8 factors of positions, not 16"),
         ({"tensors": {"a.blk.0.ffn_up.weight": [1.0]}}, "vision or audio layers"),
         ({"tensors": {"v.blk.0.ffn_up.weight": [1.0]}}, "vision or audio layers"),

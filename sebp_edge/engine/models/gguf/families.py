@@ -212,6 +212,29 @@ def _read_gemma3(file: GgufFile, common: dict) -> dict[str, Any]:
     }
 
 
+def _check_gemma3(writer: GGUFWriter, config) -> None:
+    caps = [getattr(config, f"{name}_logit_softcapping", None) for name in ("final", "attn")]
+    local = config.rope_parameters["sliding_attention"]
+    _refuse(
+        config,
+        {
+            "with softcaps": any(caps),
+            "with scaled rotary embeddings in sliding windows": local.get("rope_type", "default") != "default",
+        },
+    )
+    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
+    _check_windows(writer, config, every=6)
+
+
+def _check_windows(writer: GGUFWriter, config, every: int) -> None:
+    """Refuses other sliding windows than those of all layers but every second or sixth one."""
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    if windows != [(layer + 1) % every != 0 for layer in range(len(windows))]:
+        raise refusal(config, f"with other layers of full attention than every {every}th one")
+    if config.query_pre_attn_scalar != head_size(config):
+        raise refusal(config, f"with attention scores scaled by {config.query_pre_attn_scalar}")
+
+
 def _read_gemma4(file: GgufFile, common: dict) -> dict[str, Any]:
     layers, shared = common["num_hidden_layers"], file.get("gemma4.attention.shared_kv_layers", int, 0)
     windows = file.by_layer("attention.sliding_window_pattern", layers, bool)
@@ -228,7 +251,7 @@ def _read_gemma4(file: GgufFile, common: dict) -> dict[str, Any]:
         "layer_types": kinds,
         "head_dim": size,
         "global_head_dim": common["head_dim"],
-        "num_key_value_heads": heads.get("sliding_attention", heads["full_attention"]),
+        "num_key_value_heads": heads["sliding_attention"],
         "num_global_key_value_heads": heads["full_attention"],
         "attention_k_eq_v": f"blk.{kinds.index('full_attention')}.attn_v.weight" not in file.tensors,
         "num_kv_shared_layers": shared,
@@ -280,29 +303,6 @@ def _ends_as_gemma4(kinds: list[str], shared: int) -> bool:
     """Whether the last two layers with keys of their own, which llama.cpp shares with later ones, are of both kinds."""
     own = kinds[: len(kinds) - shared]
     return kinds[-1] == "full_attention" and own[-2:] == ["sliding_attention", "full_attention"]
-
-
-def _check_gemma3(writer: GGUFWriter, config) -> None:
-    caps = [getattr(config, f"{name}_logit_softcapping", None) for name in ("final", "attn")]
-    local = config.rope_parameters["sliding_attention"]
-    _refuse(
-        config,
-        {
-            "with softcaps": any(caps),
-            "with scaled rotary embeddings in sliding windows": local.get("rope_type", "default") != "default",
-        },
-    )
-    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
-    _check_windows(writer, config, every=6)
-
-
-def _check_windows(writer: GGUFWriter, config, every: int) -> None:
-    """Refuses other sliding windows than those of all layers but every second or sixth one."""
-    windows = [kind == "sliding_attention" for kind in config.layer_types]
-    if windows != [(layer + 1) % every != 0 for layer in range(len(windows))]:
-        raise refusal(config, f"with other layers of full attention than every {every}th one")
-    if config.query_pre_attn_scalar != head_size(config):
-        raise refusal(config, f"with attention scores scaled by {config.query_pre_attn_scalar}")
 
 
 def _read_lfm2(file: GgufFile, common: dict) -> dict[str, Any]:

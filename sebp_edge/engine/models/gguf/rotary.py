@@ -46,13 +46,16 @@ def read_rope(file: GgufFile, head_size: int, context: int) -> dict[str, Any]:
     scaling = file.get(f"{file.architecture}.rope.scaling.type", str, "none")
     if "rope_factors_long.weight" in file.tensors and file.architecture == "phi3":
         return rope | _read_longrope(file, context)
-    if scaling == "linear":
+    is_gemma4 = file.architecture == "gemma4"
+    if scaling == "linear" and not is_gemma4:
         return rope | {"rope_type": "linear", "factor": file.positive(float, "rope.scaling.factor")}
     if scaling != "none":
-        raise ModelError(f"{file.name!r} scales positions by {scaling[:20]!r}; expected none or linear.")
+        raise ModelError(
+            f"{file.name!r} scales positions by {scaling[:20]!r}; expected none{' or linear' * (not is_gemma4)}."
+        )
     if "rope_freqs.weight" in file.tensors:
         return _read_factors(file, size, rope)
-    if file.architecture == "gemma4":
+    if is_gemma4:
         raise ModelError(f"{file.name!r} lacks 'rope_freqs.weight'; download it again, or another file of the model.")
     return rope
 
@@ -65,8 +68,9 @@ def _read_factors(file: GgufFile, size: int, rope: dict[str, Any]) -> dict[str, 
     else:
         rope |= {"rope_type": "llama3", "factor": round(float(found.max()), 4), **_LLAMA3_ROPE}
     if not torch.allclose(found, _factors(rope, size), rtol=1e-4):
-        known = "that of Llama 3.1, or of Gemma 4 in its files"
-        raise ModelError(f"{file.name!r} scales positions in a way that is not known; expected {known}.")
+        raise ModelError(
+            f"{file.name!r} scales positions in a way that is not known; expected that of Llama 3.1, or Gemma 4's own."
+        )
     return rope
 
 

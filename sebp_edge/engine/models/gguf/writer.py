@@ -41,14 +41,12 @@ class GgufModel:
         return self._family.convert(self.name(name), tensor, self._values, back=True)
 
     def refuse_adapter(self) -> None:
-        """Raises an ExportError if an adapter alone cannot be written.
+        """Raises an ExportError if an adapter alone cannot be written: GGUF orders a layer's inputs otherwise.
 
-        GGUF orders a layer's inputs otherwise, or llama.cpp adapts the projection of the layers' inputs not.
+        In Gemma 4, llama.cpp adapts all linear layers but the one that computes the inputs of layers.
         """
-        values = self._values
-        if values.get("linear_num_key_heads") != values.get("linear_num_value_heads") or values.get(
-            "hidden_size_per_layer_input"
-        ):
+        keys, values = (self._values.get(f"linear_num_{kind}_heads") for kind in ("key", "value"))
+        if keys != values or self._values.get("hidden_size_per_layer_input"):
             raise ExportError(
                 f"An adapter of this {self.config.model_type} model cannot be written as GGUF by itself; use --format "
                 "gguf, which merges it, or peft."
