@@ -93,6 +93,7 @@ GEMMA_4 = (
 )
 DELTA = SIZES | {
     "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-6,
     "head_dim": 32,
     "full_attention_interval": 2,
     "linear_num_key_heads": 2,

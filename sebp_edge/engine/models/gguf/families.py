@@ -5,6 +5,7 @@ known here is refused. A family is written if llama.cpp computes it exactly as t
 llama.cpp lacks is refused.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -339,6 +340,9 @@ def _check_qwen35(writer: GGUFWriter, config) -> None:
     full = [number for number, kind in enumerate(config.layer_types, start=1) if kind == "full_attention"]
     if not full or full != [*range(full[0], len(config.layer_types) + 1, full[0])]:
         raise refusal(config, "without full attention at equal distances")
+    if not math.isclose(config.rms_norm_eps, 1e-6, rel_tol=1e-6):
+        # llama.cpp normalises keys with it too, and transformers with 1e-6.
+        raise refusal(config, f"with the epsilon {config.rms_norm_eps} of its norms")
     writer.add_full_attention_interval(full[0])
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
     writer.add_rope_dimension_sections([*config.rope_parameters.get("mrope_section", (11, 11, 10)), 0])
