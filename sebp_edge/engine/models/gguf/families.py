@@ -170,12 +170,6 @@ def refusal(config, what: str) -> ExportError:
     return ExportError(f"llama.cpp cannot compute this {config.model_type} model {what}; use --format merged, or peft.")
 
 
-def _refuse(config, reasons: Mapping[str, Any]) -> None:
-    for what, holds in reasons.items():
-        if holds:
-            raise refusal(config, what)
-
-
 # ------------------------------------------------------------------------------------------------------------ families
 
 
@@ -205,25 +199,29 @@ def _read_gemma2(file: GgufFile, common: dict) -> dict[str, Any]:
     return _read_gemma(file, common) | {"query_pre_attn_scalar": scale}
 
 
-def _read_gemma3(file: GgufFile, common: dict) -> dict[str, Any]:
+def _ropes(file: GgufFile, common: dict) -> dict[str, Any]:
     local = {"rope_type": "default", "rope_theta": file.positive(float, "rope.freq_base_swa", 10_000.0)}
+    return {"full_attention": common["rope_parameters"], "sliding_attention": local}
+
+
+def _add_local_rope(writer: GGUFWriter, config) -> None:
+    local = config.rope_parameters["sliding_attention"]
+    if local.get("rope_type", "default") != "default":
+        raise refusal(config, "with scaled rotary embeddings in sliding windows")
+    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
+
+
+def _read_gemma3(file: GgufFile, common: dict) -> dict[str, Any]:
     return _read_gemma2(file, common) | {
         "sliding_window_pattern": file.positive(int, "attention.sliding_window_pattern", 6),
-        "rope_parameters": {"full_attention": common["rope_parameters"], "sliding_attention": local},
+        "rope_parameters": _ropes(file, common),
     }
 
 
 def _check_gemma3(writer: GGUFWriter, config) -> None:
-    caps = [getattr(config, f"{name}_logit_softcapping", None) for name in ("final", "attn")]
-    local = config.rope_parameters["sliding_attention"]
-    _refuse(
-        config,
-        {
-            "with softcaps": any(caps),
-            "with scaled rotary embeddings in sliding windows": local.get("rope_type", "default") != "default",
-        },
-    )
-    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
+    if getattr(config, "final_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None):
+        raise refusal(config, "with softcaps")
+    _add_local_rope(writer, config)
     _check_windows(writer, config, every=6)
 
 
@@ -242,7 +240,7 @@ def _read_gemma4(file: GgufFile, common: dict) -> dict[str, Any]:
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     if len(kinds) != layers or not _ends_as_gemma4(kinds, shared):
         raise ModelError(f"{file.name!r} has sliding windows in other layers than Gemma 4; download it again.")
-    size, theta = file.positive(int, "attention.key_length_swa"), file.positive(float, "rope.freq_base_swa", 10_000.0)
+    size = file.positive(int, "attention.key_length_swa")
     if file.positive(int, "rope.dimension_count_swa", size) != size:
         raise ModelError(f"{file.name!r} rotates a part of a head's features in sliding windows; expected all.")
     heads = dict(zip(kinds, cycle(file.by_layer("attention.head_count_kv", layers)), strict=False))
@@ -262,35 +260,29 @@ def _read_gemma4(file: GgufFile, common: dict) -> dict[str, Any]:
         "vocab_size_per_layer_input": embedding.shape[0] if embedding else common["vocab_size"],
         # llama.cpp has the softcap of all published models if a file has none.
         "final_logit_softcapping": file.get("gemma4.final_logit_softcapping", float, 30.0) or None,
-        "rope_parameters": {
-            "full_attention": common["rope_parameters"],
-            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
-        },
+        "rope_parameters": _ropes(file, common),
     }
 
 
 def _check_gemma4(writer: GGUFWriter, config) -> dict[str, Any]:
     kinds, shared, layers = config.layer_types, config.num_kv_shared_layers, [*config.per_layer_config]
-    local, inputs = config.rope_parameters["sliding_attention"], config.hidden_size_per_layer_input
     heads = {(kind, each.head_dim, each.num_key_value_heads) for kind, each in zip(kinds, layers, strict=True)}
-    _refuse(
-        config,
-        {
-            "with other kinds of last layers": not _ends_as_gemma4(kinds, shared),
-            "with heads that differ within a kind of layer": len(heads) != 2,
-            "with scaled rotary embeddings in sliding windows": local["rope_type"] != "default",
-            "with attention to later tokens": config.use_bidirectional_attention == "all",
-            "with other tokens for the inputs of layers": inputs
-            and config.vocab_size_per_layer_input != config.vocab_size,
-        },
-    )
+    inputs, other_tokens = config.hidden_size_per_layer_input, config.vocab_size_per_layer_input != config.vocab_size
+    refused = {
+        "with other kinds of last layers": not _ends_as_gemma4(kinds, shared),
+        "with heads that differ within a kind of layer": len(heads) != 2,
+        "with attention to later tokens": config.use_bidirectional_attention == "all",
+        "with other tokens for the inputs of layers": inputs and other_tokens,
+    }
+    for what in (what for what, holds in refused.items() if holds):
+        raise refusal(config, what)
+    _add_local_rope(writer, config)
     size = layers[kinds.index("sliding_attention")].head_dim
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
     writer.add_shared_kv_layers(shared)
     writer.add_key_length_swa(size)
     writer.add_value_length_swa(size)
     writer.add_rope_dimension_count_swa(size)
-    writer.add_rope_freq_base_swa(float(local["rope_theta"]))
     writer.add_embedding_length_per_layer_input(inputs)
     writer.add_final_logit_softcapping(config.final_logit_softcapping or 0.0)
     double = [config.use_double_wide_mlp and mode == "reuse" for mode in config.kv_sharing_modes]

@@ -115,11 +115,8 @@ class GgufFile:
         key = f"{self.architecture}.{key}"
         value = self.metadata.get(key, default)
         values = value if isinstance(value, list) else [value]
-        if (
-            len(values) not in (1, layers)
-            or any(type(each) is not kind or not 0 <= each < 2**31 for each in values)
-            or not any(values)
-        ):
+        is_sound = all(type(each) is kind and 0 <= each < 2**31 for each in values) and any(values)
+        if not is_sound or len(values) not in (1, layers):
             raise ModelError(f"{self.name!r} has {key} {str(value)[:40]}; expected a number for all or each layer.")
         return values
 
