@@ -56,7 +56,7 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 # Numbers of each config in the order in which they are written: transformers' names and their types, by GGUF's keys
 # after the architecture's name.
-_SETTINGS = {
+SETTINGS = {
     "context_length": ("max_position_embeddings", int),
     "embedding_length": ("hidden_size", int),
     "block_count": ("num_hidden_layers", int),
@@ -85,7 +85,7 @@ class Family:
         rotates_pairs: whether llama.cpp rotates neighbouring elements of queries and keys, where transformers rotates
             halves; their rows are then reordered.
         norm_offset: what files add to the weights of norms, but not to those of linear attention.
-        own_settings: numbers that other families do not have, as in `_SETTINGS`, and what they are in files without
+        settings: numbers that other families do not have, as in `SETTINGS`, and what they are in files without
             them.
         read: returns what else the family adds to the common config.
         check: refuses configs that llama.cpp lacks, may write further settings, and returns what files have instead of
@@ -96,36 +96,28 @@ class Family:
     parts: tuple[str, ...] = _NORMS + _LINEARS
     rotates_pairs: bool = False
     norm_offset: float = 0.0
-    own_settings: Mapping[str, tuple[str, type, float]] = field(default_factory=dict)
+    settings: Mapping[str, tuple[str, type, float]] = field(default_factory=dict)
     read: Callable[[GgufFile, dict], dict[str, Any]] = lambda file, common: {}
     check: Callable[[GGUFWriter, Any], dict | None] | None = lambda writer, config: None
 
-    @property
-    def settings(self) -> dict[str, tuple]:
-        return _SETTINGS | self.own_settings
-
     @cached_property
-    def _gguf_names(self) -> dict[str, str]:
-        """GGUF's name of each tensor by transformers', both of the first block."""
+    def _names(self) -> dict[str, str]:
+        """GGUF's names by transformers', and transformers' by GGUF's, of the first block's tensors and the others."""
         names = {f"{own}.weight": f"{own}.weight" for own in _WHOLE}
         for part in self.parts:
             for suffix in ("",) if part in _BARE else (".weight", ".bias"):
                 names[f"model.layers.0.{part}{suffix}"] = f"model.layers.0.{_BARE.get(part, part)}{suffix}"
         known = get_tensor_name_map(self.arch, 1)
-        found = {own: known.get_name(name, (".weight", ".bias")) for own, name in names.items()}
-        return {own: name for own, name in found.items() if name is not None}
+        pairs = [(own, known.get_name(name, (".weight", ".bias"))) for own, name in names.items()]
+        return {one: other for own, name in pairs if name for one, other in ((own, name), (name, own))}
 
-    @cached_property
-    def _own_names(self) -> dict[str, str]:
-        return {name: own for own, name in self._gguf_names.items()}
-
-    def own_name(self, name: str) -> str | None:
-        """Returns transformers' name of a tensor of GGUF; None if the family does not have it."""
-        return _in_its_block(name, self._own_names)
-
-    def gguf_name(self, name: str) -> str | None:
-        """Returns GGUF's name of a tensor of transformers; None if the family does not have it."""
-        return _in_its_block(name, self._gguf_names)
+    def other_name(self, name: str) -> str | None:
+        """Returns GGUF's name of a tensor of transformers, or the other way round; None if the family has it not."""
+        block = re.search(r"\.\d+\.", name)
+        if block is None:
+            return self._names.get(name)
+        found = self._names.get(name.replace(block[0], ".0.", 1))
+        return found and found.replace(".0.", block[0], 1)
 
     def convert(self, name: str, tensor: Tensor, config: Mapping[str, Any], *, back: bool) -> Tensor:
         """Converts a tensor of transformers, whose name is GGUF's, to GGUF's, or back."""
@@ -149,15 +141,6 @@ class Family:
             return tensor
         count = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
         return tensor.unflatten(0, (count, -1, 2) if back else (count, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def _in_its_block(name: str, names: Mapping[str, str]) -> str | None:
-    """Looks up a tensor's name in names of the first block."""
-    block = re.search(r"\.\d+\.", name)
-    if block is None:
-        return names.get(name)
-    found = names.get(name.replace(block[0], ".0.", 1))
-    return found and found.replace(".0.", block[0], 1)
 
 
 def head_size(config) -> int:
@@ -350,7 +333,7 @@ FAMILIES = {
         MODEL_ARCH.QWEN35,
         _NORMS + _LINEARS + _HEAD_NORMS + _DELTA,
         norm_offset=1.0,
-        own_settings={
+        settings={
             "ssm.conv_kernel": ("linear_conv_kernel_dim", int),
             "ssm.state_size": ("linear_key_head_dim", int),
             "ssm.group_count": ("linear_num_key_heads", int),
@@ -362,7 +345,7 @@ FAMILIES = {
     "lfm2": Family(
         MODEL_ARCH.LFM2,
         _LFM2,
-        own_settings={
+        settings={
             "attention.layer_norm_rms_epsilon": ("norm_eps", float),
             "shortconv.l_cache": ("conv_L_cache", int),
         },
@@ -376,7 +359,7 @@ FAMILIES = {
         MODEL_ARCH.GEMMA2,
         _FOUR_NORMS + _LINEARS,
         norm_offset=1.0,
-        own_settings={
+        settings={
             "attn_logit_softcapping": ("attn_logit_softcapping", float, 50.0),
             "final_logit_softcapping": ("final_logit_softcapping", float, 30.0),
             "attention.sliding_window": ("sliding_window", int, 4096),
@@ -388,14 +371,14 @@ FAMILIES = {
         MODEL_ARCH.GEMMA3,
         _FOUR_NORMS + _LINEARS + _HEAD_NORMS,
         norm_offset=1.0,
-        own_settings={"attention.sliding_window": ("sliding_window", int, 1024)},
+        settings={"attention.sliding_window": ("sliding_window", int, 1024)},
         read=_read_gemma3,
         check=_check_gemma3,
     ),
     "gemma4_text": Family(
         MODEL_ARCH.GEMMA4,
         _FOUR_NORMS + _LINEARS + _HEAD_NORMS + _PER_LAYER,
-        own_settings={"attention.sliding_window": ("sliding_window", int)},
+        settings={"attention.sliding_window": ("sliding_window", int)},
         read=_read_gemma4,
         check=_check_gemma4,
     ),

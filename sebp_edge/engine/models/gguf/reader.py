@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sebp_edge.engine.models.gguf.families import FAMILIES, MODEL_TYPES, Family
+from sebp_edge.engine.models.gguf.families import FAMILIES, MODEL_TYPES, SETTINGS, Family
 from sebp_edge.engine.models.gguf.file import GgufFile
 from sebp_edge.engine.models.gguf.rotary import ROPE_TENSORS, read_rope
 from sebp_edge.errors import ModelError
@@ -30,7 +30,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     }
     common = known | {
         name: file.positive(kind, key, *default)
-        for key, (name, kind, *default) in family.settings.items()
+        for key, (name, kind, *default) in (SETTINGS | family.settings).items()
         if name not in known
     }
     common |= {
@@ -48,7 +48,7 @@ def weight_names(file: GgufFile) -> dict[str, str]:
     for name in file.tensors:
         if name in ROPE_TENSORS:
             continue
-        own = family.own_name(name)
+        own = family.other_name(name)
         if own is None:
             kind = "vision or audio layers" if name.startswith(("v.", "mm.", "a.")) else f"the tensor {name[:60]!r}"
             raise ModelError(

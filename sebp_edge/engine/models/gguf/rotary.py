@@ -18,8 +18,6 @@ from sebp_edge.errors import ModelError
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 # Llama 3.1 to 3.3 share these; their files contain only the resulting factors.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-# So large a factor leaves no angle.
-_NOT_ROTATED = 1e30
 # The largest known heads have 512 features.
 _MAX_HEAD_SIZE = 4096
 
@@ -93,9 +91,9 @@ def add_rope(writer: GGUFWriter, config, head_size: int) -> bool:
     """Writes the settings of rotary embeddings; returns False if llama.cpp lacks their kind."""
     rope = rope_of(config)
     kind, share = rope["rope_type"], rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
-    # llama.cpp has such shares as factors.
-    is_share = kind == "proportional"
-    writer.add_rope_dimension_count(head_size if is_share else int(head_size * (share or 1.0)))
+    if kind == "proportional":
+        share = 1.0  # which llama.cpp has as factors
+    writer.add_rope_dimension_count(int(head_size * (share or 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     if kind == "linear":
         writer.add_rope_scaling_type(RopeScalingType.LINEAR)
@@ -106,7 +104,7 @@ def add_rope(writer: GGUFWriter, config, head_size: int) -> bool:
         usual = _longrope_attention_factor(config.max_position_embeddings, original)
         writer.add_rope_scaling_attn_factors(rope.get("attention_factor") or usual)
     if writer.arch == "gemma4":
-        return is_share and rope.get("factor", 1.0) == 1.0
+        return kind == "proportional" and rope.get("factor", 1.0) == 1.0
     return kind in ("default", "linear", "llama3", "longrope")
 
 
@@ -124,7 +122,7 @@ def _factors(rope: Mapping, size: int) -> Tensor:
     """Returns by what Llama 3.1 divides each rotary frequency, as transformers computes it; Gemma 4 rotates a share."""
     if rope["rope_type"] == "proportional":
         rotated = int(rope.get("partial_rotary_factor", 1.0) * size // 2)
-        return torch.tensor([1.0] * rotated + [_NOT_ROTATED] * (size // 2 - rotated))
+        return torch.tensor([1.0] * rotated + [1e30] * (size // 2 - rotated))
     frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
     wavelengths, original = 2 * math.pi / frequencies, rope["original_max_position_embeddings"]
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]

@@ -116,7 +116,8 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
             f"{file.name!r} splits texts by the rules {name[:40]!r}, which are not known; expected "
             f"{', '.join(PRE_TOKENIZERS)}."
         )
-    tokenizer = Tokenizer(BPE(_numbered(tokens), _merges(file, tokens), ignore_merges=name in WHOLE_WORDS))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocabulary, _merges(file, vocabulary), ignore_merges=name in WHOLE_WORDS))
     rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in PRE_TOKENIZERS[name]]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*rules, to_bytes])
@@ -124,12 +125,8 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     return tokenizer, name in WHOLE_WORDS
 
 
-def _numbered(tokens: list[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
-
-
-def _merges(file: GgufFile, tokens: list[str]) -> list[tuple[str, str]]:
-    merges, vocabulary = file.get("tokenizer.ggml.merges", list, []), _numbered(tokens)
+def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    merges = file.get("tokenizer.ggml.merges", list, [])
     pairs = [tuple(merge.split(" ", 1)) for merge in merges if isinstance(merge, str) and " " in merge]
     if len(pairs) < len(merges):
         raise ModelError(f"{file.name!r} has damaged merges in its tokenizer; download it again.")
@@ -137,20 +134,21 @@ def _merges(file: GgufFile, tokens: list[str]) -> list[tuple[str, str]]:
     return [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
 
 
-def _by_scores(file: GgufFile, tokens: list[str]) -> list[tuple[str, str]]:
+def _by_scores(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Returns merges in the order of scores: llama.cpp joins the two neighbours whose result has the highest one."""
     scores = file.get("tokenizer.ggml.scores", list, [])
     if len(scores) != len(tokens):
         raise ModelError(f"{file.name!r} has {len(tokens)} tokens, but {len(scores)} scores; download it again.")
-    best_first, vocabulary = sorted(range(len(tokens)), key=lambda number: (-scores[number], number)), _numbered(tokens)
+    best_first = sorted(range(len(tokens)), key=lambda number: (-scores[number], number))
     return [pair for number in best_first for pair in _halves(tokens[number], vocabulary)]
 
 
 def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int], *, is_gemma4: bool) -> Tokenizer:
     """Returns a tokenizer of characters, with bytes for unknown ones; Gemma 4's is split at line breaks."""
-    merges = _merges(file, tokens) if is_gemma4 else _by_scores(file, tokens)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = _merges(file, vocabulary) if is_gemma4 else _by_scores(file, tokens, vocabulary)
     unknown = _token(file, tokens, "unknown") or next(iter(_of_type(tokens, types, _UNKNOWN)), None)
-    tokenizer = Tokenizer(BPE(_numbered(tokens), merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
+    tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
     begins_with_space = not is_gemma4 and file.get("tokenizer.ggml.add_space_prefix", bool, True)
     if is_gemma4:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter
 from torch import Tensor
 
-from sebp_edge.engine.models.gguf.families import FAMILIES, LACKS, head_size, refusal
+from sebp_edge.engine.models.gguf.families import FAMILIES, LACKS, SETTINGS, head_size, refusal
 from sebp_edge.engine.models.gguf.rotary import add_rope, rope_of, rope_tensors
 from sebp_edge.errors import ExportError
 
@@ -27,7 +27,7 @@ class GgufModel:
 
     def name(self, name: str) -> str:
         """Returns a tensor's name in GGUF."""
-        found = self._family.gguf_name(name)
+        found = self._family.other_name(name)
         if found is None:
             raise ExportError(f"GGUF has no name for the weight {name!r} of this {self.config.model_type} model.")
         return found
@@ -41,10 +41,7 @@ class GgufModel:
         return self._family.convert(self.name(name), tensor, self._values, back=True)
 
     def refuse_adapter(self) -> None:
-        """Raises an ExportError if an adapter alone cannot be written: GGUF orders a layer's inputs otherwise.
-
-        In Gemma 4, llama.cpp adapts all linear layers but the one that computes the inputs of layers.
-        """
+        """Refuses an adapter alone if GGUF orders a layer's inputs otherwise, or llama.cpp does not adapt a layer."""
         keys, values = (self._values.get(f"linear_num_{kind}_heads") for kind in ("key", "value"))
         if keys != values or self._values.get("hidden_size_per_layer_input"):
             raise ExportError(
@@ -77,7 +74,7 @@ class GgufModel:
             raise refusal(config, f"with its rotary embeddings ({rope_of(config)['rope_type']})")
         values = values | {"max_position_embeddings": self.context_length, "head_dim": head_size(config)}
         values |= self._family.check(writer, config) or {}
-        for key, (name, kind, *_) in self._family.settings.items():
+        for key, (name, kind, *_) in (SETTINGS | self._family.settings).items():
             _add(writer, key, values[name] if isinstance(values[name], list) else kind(values[name]))
 
 
