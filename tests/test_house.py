@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_991
+MAX_LINES = 51_992
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -65,7 +65,7 @@ MAX_LINES_OF_ROOM = {
     "engine": 9,
     "engine.memory": 1_747,
     "engine.models": 4_746,
-    "engine.models.gguf": 1_388,
+    "engine.models.gguf": 1_389,
     "engine.sparse": 1_626,
     "engine.sparse.patches": 2_658,
     "engine.sparse.rows": 1_154,

@@ -257,8 +257,9 @@ def _check_gemma4(writer: GGUFWriter, config) -> dict[str, Any]:
         "with attention to later tokens": config.use_bidirectional_attention == "all",
         "with other tokens for the inputs of layers": inputs and other_tokens,
     }
-    for what in (what for what, holds in refused.items() if holds):
-        raise refusal(config, what)
+    for what, holds in refused.items():
+        if holds:
+            raise refusal(config, what)
     _add_local_rope(writer, config)
     size = layers[kinds.index("sliding_attention")].head_dim
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
