@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_471
+MAX_LINES = 51_861
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,13 +63,13 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_974,
     "engine": 9,
-    "engine.memory": 1_867,
-    "engine.models": 4_961,
+    "engine.memory": 1_747,
+    "engine.models": 4_747,
     "engine.models.gguf": 1_262,
-    "engine.sparse": 1_703,
-    "engine.sparse.patches": 2_660,
-    "engine.sparse.rows": 1_228,
-    "engine.training": 4_110,
+    "engine.sparse": 1_626,
+    "engine.sparse.patches": 2_658,
+    "engine.sparse.rows": 1_154,
+    "engine.training": 3_987,
     "export": 1_851,
     "lessons": 2_256,
     "machine": 1_086,
@@ -83,7 +83,7 @@ MAX_LINES_OF_ROOM = {
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
 MAX_LINES_OF_TESTS = 57_532
-MAX_REPLACED_ATTRIBUTES = 218
+MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {

@@ -84,12 +84,16 @@ class Hoisted(FollowingPatch):
             raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._attach()
 
-    def _attach(self) -> None:
-        """Replaces what passes its trial in the model as it is now."""
+    def _attach(self, verdicts: dict[str, bool] | None = None) -> None:
+        """Replaces what passes its trial in the model as it is now.
+
+        Args:
+            verdicts: see `LastLayer`.
+        """
         decoder, is_chunked = self._decoder, self._chunked_blocks
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
-        self._last_layer = LastLayer(decoder)
+        self._last_layer = LastLayer(decoder, verdicts=verdicts)
         self._restarts = Restarts(decoder)
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)

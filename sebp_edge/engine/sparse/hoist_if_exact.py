@@ -30,8 +30,8 @@ from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.errors import SparsityError
 
-# Attribute of a decoder's embedding, which all copies of a model share: what each of its last trials depended on. With
-# an adapter, with another one and without any, a training hoists it in turn.
+# Attribute of a decoder's embedding, which all copies of a model share: what each of its last trials depended on, and
+# what later trials found. With an adapter, with another one and without any, a training hoists it in turn.
 _PASSED, _NUM_PASSED = "_sebp_edge_passed", 4
 # Lengths in tokens of the sequences whose hidden states are compared.
 LENGTHS = (48, 31)
@@ -71,11 +71,12 @@ class HoistedIfExact(Hoisted):
             raise SparsityError(reason)
         embedding = vars(self._decoder.get_input_embeddings().weight)
         facts, passed = self._facts(), embedding.pop(_PASSED, [])
-        if facts is not None and any(are_equal(facts, each) for each in passed):
-            super()._attach()
+        verdicts = next((found for each, found in passed if facts is not None and are_equal(facts, each)), None)
+        if verdicts is not None:
+            super()._attach(verdicts)
         else:
-            self._attach_on_trial()
-            passed = [*passed, facts]
+            self._attach_on_trial(verdicts := {})
+            passed = [*passed, (facts, verdicts)]
         if facts is not None:
             embedding[_PASSED] = passed[-_NUM_PASSED:]
 
@@ -86,12 +87,12 @@ class HoistedIfExact(Hoisted):
         options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
         return None if model is None else [model, Code.of(self._decoder), autocast, options, fla_version()]
 
-    def _attach_on_trial(self) -> None:
+    def _attach_on_trial(self, verdicts: dict[str, bool]) -> None:
         batch = self._batch or pad_right(trial_batch(self._decoder)[0].tolist(), 0)
         input_ids, plan = (part.to(self._decoder.device) for part in batch)
         with evaluating(self.model, with_hooks=True):
             padded_CD, expected_C = self._padded(input_ids, plan)
-            super()._attach()
+            super()._attach(verdicts)
             with self._attaching():
                 try:
                     self._refuse_mixing()

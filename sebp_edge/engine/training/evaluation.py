@@ -16,18 +16,15 @@ from sebp_edge.values.example import Example, Outline
 
 @dataclass
 class HeldOutLoss:
-    """The loss of each document in nats, and its number of loss tokens.
+    """The loss of each document in nats, and its number of loss tokens."""
 
-    Attributes:
-        nats, tokens: those of all loss tokens.
-        boilerplate_nats, boilerplate_tokens: those of the loss tokens in boilerplate; without documents that have none.
-        characters, saved, words, guessed: the `WordCounts` of each document; empty if no words were read.
-    """
-
+    # Those of all loss tokens.
     nats: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
+    # Those of the loss tokens in boilerplate; without documents that have none.
     boilerplate_nats: dict[int, float] = field(default_factory=dict)
     boilerplate_tokens: dict[int, int] = field(default_factory=dict)
+    # The `WordCounts` of each document; empty if no words were read.
     characters: dict[int, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     words: dict[int, int] = field(default_factory=dict)

@@ -23,38 +23,26 @@ from sebp_edge.values.example import Outline
 
 @dataclass
 class TrainingProgress:
-    """Progress of a training, updated as it runs.
+    """Progress of a training, updated as it runs."""
 
-    Attributes:
-        phase: the name of the training in events.
-        steps, total_steps: updates done and planned.
-        tokens: tokens trained on, without padding; repeats count.
-        seconds: time spent on steps, without evaluations.
-        best_epoch: epoch of the best state; 0 is the state before training.
-        best_loss: held-out loss of that state, in nats per token; NaN without validation examples.
-        best_validation: the validation losses of that state; None without validation examples.
-        best_state: the trained parameters in that state, on the CPU.
-        losses: the loss of each step, in nats per loss token.
-        validations: the number of these losses before each evaluation, and the validation loss.
-        epoch: how many of the schedule's epochs are over, with the evaluation after them.
-        is_over: whether the training is over; the best state does not change any more.
-        before, after: the test losses before the training and after it; None until they are known.
-    """
-
-    phase: str = ""
+    phase: str = ""  # the name of the training in events
+    # Updates done and planned.
     steps: int = 0
     total_steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_epoch: int = 0
-    best_loss: float = math.inf
-    best_validation: HeldOutLoss | None = None
+    tokens: int = 0  # tokens trained on, without padding; repeats count
+    seconds: float = 0.0  # time spent on steps, without evaluations
+    best_epoch: int = 0  # epoch of the best state; 0 is the state before training
+    best_loss: float = math.inf  # held-out loss of that state, in nats per token; NaN without validation examples
+    best_validation: HeldOutLoss | None = None  # the validation losses of that state; None without validation examples
+    # The trained parameters in that state, on the CPU.
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
-    losses: list[float] = field(default_factory=list, repr=False)
+    losses: list[float] = field(default_factory=list, repr=False)  # the loss of each step, in nats per loss token
+    # The number of these losses before each evaluation, and the validation loss.
     validations: list[tuple[int, float]] = field(default_factory=list)
-    epoch: int = 0
+    epoch: int = 0  # how many of the schedule's epochs are over, with the evaluation after them
     epoch_steps: int = 0
-    is_over: bool = False
+    is_over: bool = False  # whether the training is over; the best state does not change any more
+    # The test losses before the training and after it; None until they are known.
     before: HeldOutLoss | None = None
     after: HeldOutLoss | None = None
 
@@ -75,23 +63,20 @@ class _PendingStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains one adaptation and leaves it in its best state.
-
-    Attributes:
-        progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
-        base_losses: of the state before the first step, if that is a fresh adapter's.
-        pending: the steps whose outcome has not been read yet; None for one that runs.
-        set_aside: what the learner goes on from, while it is in another state; empty otherwise.
-    """
+    """Trains one adaptation and leaves it in its best state."""
 
     learner: RecoveringLearner
     recipe: Recipe
     on_event: Sink
     phase: str
+    # The progress of the training, valid after an interruption too; one with steps is gone on with.
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
+    # Of the state before the first step, if that is a fresh adapter's.
     base_losses: BaseLosses = field(default_factory=BaseLosses)
+    # The steps whose outcome has not been read yet; None for one that runs.
     pending: deque[_PendingStep | None] = field(default_factory=deque)
+    # What the learner goes on from, while it is in another state; empty otherwise.
     set_aside: list[torch.Tensor] = field(default_factory=list)
 
     @property

@@ -35,19 +35,15 @@ from sebp_edge.values.example import Outline
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on, and how.
-
-    Attributes:
-        schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
-        starts: the folders of the states that the trainings begin in, that of the training on all documents last; if
-            empty, they begin with fresh weights.
-    """
+    """What is trained on, and how."""
 
     dataset: Dataset
-    schedules: list[Schedule]
+    schedules: list[Schedule]  # those of the splits, and perhaps a last one on all documents (see `make_schedules`)
     recipe: Recipe
     seed: int
     options: MemoryOptions
+    # The folders of the states that the trainings begin in, that of the training on all documents last; if empty, they
+    # begin with fresh weights.
     starts: Sequence[Path] = ()
 
 

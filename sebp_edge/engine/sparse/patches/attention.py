@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.engine.sparse.patches.agreement import ATTENTION, find_mismatch
-from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward
+from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward, kind_of
 from sebp_edge.ops import Scores, sequence_attention_
 
 logger = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class FusedAttention(Patch):
         blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
         for block in blocks:
-            kind = _kind(block)
+            kind = kind_of(block)
             if kind not in known:
                 known[kind] = _scores_if_alike(block, self._decoder)
-        found = ((block, known[_kind(block)]) for block in blocks)
+        found = ((block, known[kind_of(block)]) for block in blocks)
         return {block: scores for block, scores in found if scores is not None}
 
 
@@ -62,13 +62,6 @@ def _has_parts(block: nn.Module) -> bool:
         and not getattr(block, "attention_dropout", 0.0)
         and has_own_forward(block)
     )
-
-
-def _kind(block: nn.Module) -> tuple:
-    """A key that equal blocks share: the class, and all settings except the layer's index."""
-    settings = {name: value for name, value in vars(block).items() if isinstance(value, int | float | str | None)}
-    settings.pop("layer_idx", None)
-    return type(block), tuple(sorted(settings.items(), key=lambda item: item[0]))
 
 
 class _Forward:

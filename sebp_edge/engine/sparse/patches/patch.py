@@ -20,6 +20,8 @@ from torch import nn
 
 # Attribute of a decoder: the attention implementations that patches have set, by patch; the first is the decoder's own.
 _ATTENTIONS = "_sebp_edge_attentions"
+# What each module holds: its parameters, its parts, its hooks, its mode.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Patch:
@@ -154,6 +156,15 @@ def has_own_forward(module: nn.Module) -> bool:
     """Whether the module's forward is its class's own and not replaced."""
     drop_removed(module)
     return "forward" not in vars(module)
+
+
+def kind_of(module: nn.Module) -> tuple:
+    """Returns a key of modules that compute alike: the class, settings but the layer's number, the weight's shape."""
+    weight, own = getattr(module, "weight", None), vars(module)
+    settings = sorted(name for name in own.keys() - _OF_EVERY_MODULE if name != "layer_idx")
+    # Anything else than plain values may decide, too; blocks share a config.
+    values = (own[name] if isinstance(own[name], int | float | str | None) else id(own[name]) for name in settings)
+    return type(module), *zip(settings, values, strict=True), weight is None or (weight.shape, weight.dtype)
 
 
 def foreign_forward(module: nn.Module) -> Callable | None:
