@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import (
     SUFFIX_A,
     SUFFIX_B,
+    first_non_finite,
     has_rank,
     raising_adapter_error,
     read_weights,
@@ -108,8 +109,10 @@ class LoraAdapter:
         """Returns the weights that `read_state` reads, mapped from their file."""
         with raising_adapter_error(folder):
             _read_config(folder)
-            weights = read_weights(folder / cls.FILE)
-            refuse_non_finite(weights.items(), folder, cls.FILE)
+            state = (path := folder / cls.FILE).stat()
+            weights = read_weights(path)
+            if not _are_finite(path, state.st_ino, state.st_size, state.st_mtime_ns):
+                refuse_non_finite(weights.items(), folder, cls.FILE)
         names = [
             _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (SUFFIX_A, SUFFIX_B)
         ]
@@ -204,6 +207,12 @@ class LoraFactors(NamedTuple):
     @property
     def scale(self) -> float:
         return self.lora_alpha / self.r
+
+
+@lru_cache(maxsize=64)
+def _are_finite(path: Path, *_state: int) -> bool:
+    """Whether a file in this state has no NaN and no infinity; seeing that takes as long as copying it to a GPU."""
+    return first_non_finite(read_weights(path).items()) is None
 
 
 def read_factors(folder: Path) -> LoraFactors:
