@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_865
+MAX_LINES = 51_874
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_747,
-    "engine.models": 4_755,
+    "engine.models": 4_764,
     "engine.models.gguf": 1_262,
     "engine.sparse": 1_626,
     "engine.sparse.patches": 2_658,
