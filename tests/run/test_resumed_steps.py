@@ -24,21 +24,28 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("function", ["_run_checked", "_check_backward"])
+@pytest.mark.parametrize("way", ["forward", "backward"])
 def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_most(
-    model, notes, whole, tmp_path, monkeypatch, function
+    model, notes, whole, tmp_path, monkeypatch, way
 ):
-    store, run, layers = AdapterStore(tmp_path / "store"), getattr(stops, function), []
+    store, run, layers = AdapterStore(tmp_path / "store"), stops._run_checked, []
 
-    def pausing(*given, **options):
-        layers.append(any(isinstance(event, StepDone) for event in paused.events))
-        if layers.count(True) == 3:
-            assert paused.pause()
-        return run(*given, **options)
+    def run_checked(forward, check, *given, **options):
+        now = "forward"
+
+        def pausing():
+            if now == way:
+                layers.append(any(isinstance(event, StepDone) for event in paused.events))
+                if layers.count(True) == 3:
+                    assert paused.pause()
+            check()
+
+        output, now = run(forward, pausing, *given, **options), "backward"
+        return output
 
     paused = personalizer(model, store)
     with monkeypatch.context() as patch:
-        patch.setattr(stops, function, pausing)
+        patch.setattr(stops, "_run_checked", run_checked)
         with pytest.raises(Paused):
             paused.adapt(notes[30], activate_anyway=True)
     assert layers.count(True) == 3

@@ -36,12 +36,11 @@ class Stops(Patch):
 
 
 def _run_checked(forward: Callable, check: Check, *args, **kwargs):
+    def check_backward(_gradient: Tensor) -> None:
+        check()
+
     check()
     output = forward(*args, **kwargs)
     if isinstance(output, Tensor) and output.requires_grad:
-        output.register_hook(partial(_check_backward, check))
+        output.register_hook(check_backward)
     return output
-
-
-def _check_backward(check: Check, _gradient: Tensor) -> None:
-    check()
