@@ -82,7 +82,7 @@ def test_an_adapter_for_chats_uses_the_chat_template_whatever_the_recipe(make):
     for one in (personalizer, again):
         seen = record_prompts(one)
         for prompt, options in ((PROMPT, {}), (CHAT, {}), (PROMPT, {"adapter": None}), (CHAT, {"adapter": None})):
-            one.in_use._decoder = None  # keeps what prompts begin with
+            one.in_use._decoders.clear()  # these keep what prompts begin with
             one.generate(prompt, max_new_tokens=1, **options)
         templated = "<|bos|><|user|>the ferry<|end|><|assistant|>"
         assert seen == [templated, templated, "<|bos|>the ferry", templated]
