@@ -16,8 +16,8 @@ from sebp_edge.engine.models.older_names import (
     readable_by_older,
 )
 
-# The sections of Qwen3.5's positions have no older name.
-NEW = {name: make for name, make in FAMILIES.items() if name.startswith("qwen3.5")}
+# The positions of Gemma 4's full attention and the sections of Qwen3.5's have no older name.
+NEW = {name: make for name, make in FAMILIES.items() if name.startswith(("gemma4", "qwen3.5"))}
 ALL = {name: make for name, make in (FAMILIES | MERGED_ONLY).items() if name not in NEW}
 _LINEAR = {"type": "linear", "rope_type": "linear", "factor": 4.0}
 # What the config.json of such a model has that transformers 4 wrote.
