@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve_config
-from sebp_edge.engine.models.known_models import BUNDLED, values_of
+from sebp_edge.engine.models.known_models import BUNDLED
 from sebp_edge.engine.models.known_tokenizer import TokenizerFacts
 from sebp_edge.engine.models.loading import local_tokenizer
 
@@ -21,7 +21,7 @@ def configs() -> dict[str, Path | str]:
 
 
 def main() -> None:
-    shapes = {name: values_of(read_shape(resolve_config(config))) for name, config in configs().items()}
+    shapes = {name: asdict(read_shape(resolve_config(config))) for name, config in configs().items()}
     facts = asdict(TokenizerFacts.of(local_tokenizer(resolve_config(DEFAULT_MODEL))))
     BUNDLED.write_text(json.dumps({"shapes": shapes, "tokenizer": facts}) + "\n", encoding="utf-8")
 
