@@ -73,7 +73,7 @@ MAX_LINES_OF_ROOM = {
     "export": 1_854,
     "lessons": 2_256,
     "machine": 1_086,
-    "reading": 6_403,
+    "reading": 6_415,
     "research": 1_698,
     "run": 5_843,
     "serve": 3_809,

@@ -20,7 +20,7 @@ import platformdirs
 from safetensors import SafetensorError
 
 from sebp_edge.basics.units import sizes_apart
-from sebp_edge.errors import OptionError, StorageError
+from sebp_edge.errors import OptionError, SebpEdgeError, StorageError
 
 _FIRST_BYTES = 500
 # Size limit of a small file, in bytes.
@@ -88,6 +88,17 @@ def expand_user(path: str | Path) -> Path:
     if "\0" in str(path):
         raise OptionError(f"{str(path)!r} is not a path: it contains a null byte.")
     return path
+
+
+def check_is_utf8(path: Path, kind: type[SebpEdgeError]) -> None:
+    """Checks that libraries which read weights can open a path; raises an error of this kind."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        message = (
+            f"The path {str(path)!r} is not in UTF-8, so libraries cannot open it; rename it or choose another one."
+        )
+        raise kind(message) from error
 
 
 def check_output_file(path: Path, mark: bytes, kind: str) -> None:

@@ -24,7 +24,7 @@ from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
 from sebp_edge.engine.models.sampling import Sampling
-from sebp_edge.errors import Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
+from sebp_edge.errors import BaseModelMismatch, Interrupted, MachineError, Paused, SebpEdgeError, TrainingStopped
 from sebp_edge.events import Event, ModelLoaded, Sink, TensorWritten, TextsRead, finite, silent
 from sebp_edge.machine import devices
 from sebp_edge.machine.politeness import NICENESS, lower_priority_of_thread, set_session_niceness
@@ -251,6 +251,8 @@ class Worker:
         except Exception as error:
             if self._job is not None and (isinstance(error, MachineError) or devices.ran_out_of_memory(error)):
                 error = _busy("The running job leaves too little memory.")
+            if isinstance(error, BaseModelMismatch) and self._job is None:
+                self._served.in_use.release()  # its files may have been changed or put back since it was loaded
             answer = {"error": error_of(error)}
         self._tasks.stops.pop(id)
         self._tasks.answering = None

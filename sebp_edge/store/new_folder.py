@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import lock_descriptor
 
-from sebp_edge.basics.files import check_free_space, expand_user, flush, storage_errors
+from sebp_edge.basics.files import check_free_space, check_is_utf8, expand_user, flush, storage_errors
 from sebp_edge.errors import OptionError, StorageError
 from sebp_edge.store.folders import flush_all
 
@@ -58,7 +58,8 @@ def _delete_empty(folders: list[Path]) -> None:
 
 
 def check_space(what: str, size: int, target: Path, cannot: str) -> None:
-    """Checks that the `size` in bytes of `what` fits on the disk."""
+    """Checks that the `size` in bytes of `what` fits on the disk, and can be read there."""
+    check_is_utf8(target, StorageError)
     with storage_errors(cannot, target):
         check_free_space(what, size, next(folder for folder in target.parents if folder.exists()))
 

@@ -32,8 +32,28 @@ def test_encodings_before_unicode_are_detected(tmp_path, encoding, repeats):
 @pytest.mark.parametrize(
     "text", ["It’s a “fine” day – at last…", "Tea for £5 a cup.", "Paint at 20 °C, ½ a pot: €3 ± 1"]
 )
-def test_english_with_signs_but_no_letter_beyond_ascii_is_read(tmp_path, text):
-    assert contents(write_file(tmp_path, "a.txt", text.encode("cp1252"))) == [text]
+@pytest.mark.parametrize(("name", "before"), [("a.txt", ""), ("a.html", "<body><p>"), ("b.html", "<meta name=x>")])
+def test_english_with_signs_but_no_letter_beyond_ascii_is_read(tmp_path, text, name, before):
+    assert contents(write_file(tmp_path, name, (before + text).encode("cp1252"))) == [text]
+
+
+@pytest.mark.parametrize("text", ["It’s here.", "The “quoted” text…", "It’s late — and costs €5.", "Tea is €5."])
+@pytest.mark.parametrize("name", ["a.txt", "a.html"])
+def test_english_signs_of_old_macs_are_not_taken_for_letters(folder, text, name):
+    write_file(folder, name, (text * 9).encode("mac_roman"))
+    assert left_out(folder)[name].startswith("not UTF-8")
+
+
+def test_a_slip_among_accents_leaves_nothing_out(tmp_path):
+    text = "L'été à la plage, c'était agréable, leÉtat. " * 2 + TEXTS["latin-1"] * 9
+    assert contents(write_file(tmp_path, "a.txt", text.encode("latin-1"))) == [text]
+
+
+@pytest.mark.parametrize(
+    "text", ["<meta charset=iso-8859-2><p>Są tu", '<?xml version="1.0" encoding="iso-8859-2"?><p>Są tu']
+)
+def test_a_page_is_read_in_the_encoding_that_it_names_though_signs_would_fit(tmp_path, text):
+    assert contents(write_file(tmp_path, "a.html", text.encode("iso-8859-2"))) == ["Są tu"]
 
 
 @pytest.mark.parametrize("text", ["Łódź", "Była Łódź", "Dała mu Łasicę"])

@@ -16,6 +16,7 @@ import pytest
 from builders import make_llama
 from command import COMMAND, RECIPE, assert_one_sentence, process, run
 from http_door import HELLO, Door, open_door, open_door_of_notes
+from safetensors.torch import load_file, save_file
 from served import SECONDS, all_gone, environment, processes_below, wait_until
 from shared_fixtures import write_notes
 
@@ -139,6 +140,19 @@ def test_each_adapter_answers_with_its_own_base_model_of_which_one_is_in_memory(
         status, answer = door.chat(model="lost")
         assert status == 400 and "made for the model in a folder 'moved'; give that" in answer["error"]["message"]
         assert {"default", "lost"} <= {each["id"] for each in door.call("GET", "/v1/models")[1]["data"]}
+
+
+def test_an_adapter_answers_again_once_its_base_model_is_put_back(tmp_path, store_of_notes, model_folder):
+    folder = shutil.copytree(model_folder, tmp_path / model_folder.name)
+    weights = folder / "model.safetensors"
+    own, changed = weights.read_bytes(), load_file(weights)
+    changed["model.embed_tokens.weight"] *= 1.5
+    with open_door_of_notes(tmp_path, store_of_notes, folder) as door:
+        save_file(changed, weights, {"format": "pt"})
+        status, answer = door.chat(model="default")
+        assert status == 400 and "made for other weights of micro-llama; adapt again" in answer["error"]["message"]
+        weights.write_bytes(own)
+        assert door.chat(model="default")[0] == 200
 
 
 def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long_model):

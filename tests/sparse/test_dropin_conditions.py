@@ -1,13 +1,16 @@
 """The drop-in under the conditions of training loops: dense gradients for each pair of conditions."""
 
 import contextlib
+import copy
 import inspect
 import itertools
+import math
 
 import pytest
 import torch
+from accelerate import Accelerator
 from against_dense import assert_same, assert_same_training, loss_and_gradients, padded_batch, record_rows, with_lora
-from builders import IGNORE, checkpoint_activations, make_llama
+from builders import IGNORE, SIZES, checkpoint_activations, make_llama
 from pairwise import pairwise
 from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
@@ -256,6 +259,23 @@ def test_a_wrapper_around_the_sparse_forward_works_after_its_removal():
         assert model(**batch).logits is None
     assert model.forward is wrapper
     assert model(**batch).logits is not None
+
+
+def test_accelerates_mixed_precision_can_be_taken_off_again_and_a_copy_has_its_own_weights():
+    model, batch, accelerator = make_llama(), padded_batch(), Accelerator(cpu=True, mixed_precision="bf16")
+    dense = loss_and_gradients(model, batch)
+    handle = sparsify(model)
+    copied = copy.deepcopy(accelerator.prepare_model(model))
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert model(**batch).loss.item() != pytest.approx(math.log(SIZES["vocab_size"]), rel=1e-3)
+    assert copied(**batch).loss.item() == pytest.approx(math.log(SIZES["vocab_size"]), rel=1e-3)
+    assert list(inspect.signature(model.forward).parameters)[:2] == ["input_ids", "attention_mask"]
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert_same(dense, loss_and_gradients(model, batch), tolerance=1e-4)
+    handle.remove()
+    assert_same(dense, loss_and_gradients(model, batch), tolerance=0)
 
 
 def test_the_signature_is_unchanged_and_generation_works():

@@ -125,6 +125,12 @@ def test_sparsifying_twice_is_refused():
     assert not any("forward" in vars(layer) for layer in model.modules())
 
 
+@pytest.mark.parametrize("given", [None, "gpt2", type(make_llama()), [make_llama()]])
+def test_what_is_no_model_is_refused(given):
+    with pytest.raises(OptionError, match=f"A {type(given).__name__} cannot be sparsified; expected a model"):
+        sparsify(given)
+
+
 @pytest.mark.parametrize(("num_rows", "num_active"), [(4, 5), (4, 0), (4, -1)])
 def test_measuring_impossible_numbers_of_rows_is_refused(num_rows, num_active):
     with (

@@ -105,6 +105,21 @@ def test_excluded_rows_that_carry_gradient_are_computed_from_the_first_pass_on(c
     assert caplog.text.count("From now on, active rows are detected in the backward pass") == 1
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_pass_whose_gradients_overflow_changes_nothing_about_later_ones(first, caplog):
+    model, batch = make_llama(), padded_batch(prompt=5)
+    dense = train(model, batch)
+    with sparsify(model) as sparsified, caplog.at_level(logging.WARNING):
+        if not first:
+            train(model, batch)
+        _, overflown = train(model, batch, lambda output: output.loss * 1e30 * 1e30)
+        assert not all(gradient.isfinite().all() for gradient in overflown.values())
+        for _ in range(2):
+            assert_same(dense, train(model, batch), tolerance=1e-4)
+        assert not detects_rows(sparsified, model, batch)
+    assert not caplog.text
+
+
 def test_batches_that_skip_other_kinds_of_rows_are_verified_separately():
     model = make_llama().double()
     whole = padded_batch(lengths=(24, 24, 24))

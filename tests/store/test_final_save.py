@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import signal
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from command import halted_before_it_saves, records, run
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
-from sebp_edge.errors import Interrupted, MachineError, StorageError
+from sebp_edge.errors import Interrupted, MachineError, ModelError, StorageError
 from sebp_edge.events import AdapterSaved, Evaluated, Notice, TrainingStarted
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot halt a process and send it signals")
@@ -150,6 +152,17 @@ def test_too_little_disk_space_is_found_before_the_training(make, notes_folder, 
     ):
         personalizer.adapt(notes_folder)
     assert not any(isinstance(event, TrainingStarted) for event in events)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a name may have any bytes")
+def test_a_store_that_libraries_cannot_open_is_refused_before_the_training(make, notes_folder, model_folder, tmp_path):
+    odd, events = tmp_path / os.fsdecode(b"odd \xff"), []
+    with pytest.raises(StorageError, match="is not in UTF-8, so libraries cannot open it; rename it or choose another"):
+        make(store=AdapterStore(odd), on_event=events.append).adapt(notes_folder)
+    assert not any(isinstance(event, TrainingStarted) for event in events)
+    assert not AdapterStore(odd).names()
+    with pytest.raises(ModelError, match="is not in UTF-8"):
+        make(model=shutil.copytree(model_folder, odd / "model"))
 
 
 @pytest.mark.slow

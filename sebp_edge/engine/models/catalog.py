@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from sebp_edge.basics.files import check_is_utf8
 from sebp_edge.engine.models.installed import GGUF, LM_STUDIO, OLLAMA, digest_in_name, find_installed
 from sebp_edge.errors import ModelError, suggest
 from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
@@ -72,7 +73,8 @@ def resolve(model: str | Path) -> ModelReference:
         return ModelReference(name.lower(), "hub", entry.repository, entry.open_alternative)
     if name.startswith((OLLAMA, LM_STUDIO)) and not isinstance(model, Path):
         return ModelReference(name, "installed", str(find_installed(name)))
-    folder = _existing(name)
+    if (folder := _existing(name)) is not None:
+        check_is_utf8(folder, ModelError)
     is_file = folder is not None and not folder.is_dir()
     if is_file and (folder.suffix.lower() == GGUF or digest_in_name(folder) is not None):
         return ModelReference(folder.name, "gguf", str(folder))

@@ -56,7 +56,7 @@ def quick_import_of_bitsandbytes() -> Iterator[None]:
 
 @contextmanager
 def without_fla() -> Iterator[None]:
-    """Context in which transformers imports a family without fla's kernels: its own code is what judges them."""
+    """Context in which transformers imports a family without fla's kernels: its own code runs on every device."""
     with _replaced(sys.modules, "fla", None):
         yield
 

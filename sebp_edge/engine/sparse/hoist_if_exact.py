@@ -22,7 +22,6 @@ from sebp_edge.engine.sparse.patches.agreement import (
     varied,
     without_main_grads,
 )
-from sebp_edge.engine.sparse.patches.delta_rule import fla_version
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.state import are_equal, describe
 from sebp_edge.engine.sparse.patches.stops import Stops
@@ -85,7 +84,7 @@ class HoistedIfExact(Hoisted):
         model, device = describe(self.model, self._decoder), self._decoder.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
-        return None if model is None else [model, Code.of(self._decoder), autocast, options, fla_version()]
+        return None if model is None else [model, Code.of(self._decoder), autocast, options]
 
     def _attach_on_trial(self, verdicts: dict[str, bool]) -> None:
         batch = self._batch or pad_right(trial_batch(self._decoder)[0].tolist(), 0)

@@ -70,6 +70,8 @@ class Sparsified(Patch):
 
     def __init__(self, model: nn.Module, rows: RowsToCompute = "exact", *, keep_logits: bool = False):
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise OptionError(f"A {type(model).__name__} cannot be sparsified; expected a model, a torch.nn.Module.")
         self.layers = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
         _refuse(model, self.layers)
         self.model = model
@@ -406,6 +408,7 @@ def sparsify(model: nn.Module, rows: RowsToCompute = "exact", *, keep_logits: bo
 
     Under torch.compile, rows are detected in the backward pass, on the device, and every model keeps its own loss and
     logits, so that a batch's rows never break the graph. The layers of an approximation run between the graphs.
+    Second derivatives, and the transforms of torch.func, raise torch's RuntimeError.
 
     Args:
         model: a transformers model, inside PEFT and DistributedDataParallel or not, sharded by `fully_shard` before or
@@ -417,7 +420,7 @@ def sparsify(model: nn.Module, rows: RowsToCompute = "exact", *, keep_logits: bo
     Raises:
         SparsityError: a linear layer's forward is already replaced (for example, the model is sparsified); or the model
             is in DataParallel, sharded other than by `fully_shard`, or packed in 4 bits for inference.
-        OptionError: `rows` is none of these.
+        OptionError: `rows` is none of these, or `model` is no module.
     """
     return Sparsified(model, rows, keep_logits=keep_logits)
 

@@ -3,7 +3,7 @@
 The first backward pass of each kind of call is verified: every layer detects the non-zero rows of its dL/dY, computes
 those, so that gradients equal the dense ones, and compares them with the rows that the batch predicts. Later passes of
 that kind compute the predicted rows only. If a pass finds gradient in another row, rows are detected in the backward
-pass from then on.
+pass from then on. A pass whose gradients overflow, as a loss scaler's do at times, is not judged.
 
 Another loss may be added later. So every pass also checks the gradients of the outputs of the call, such as logits, and
 of the first hidden states, which the gradient of every hidden state reaches.
@@ -42,7 +42,7 @@ class VerifiedCalls:
     def __init__(self):
         self.has_failed = False
         self._verified: set[Hashable] = set()
-        self._results: list[tuple[Hashable, Tensor]] = []
+        self._results: list[tuple[Hashable, Tensor, Tensor]] = []
 
     def check_unless_verified(self, rows: BatchRows, call_kind: Hashable) -> "BatchRows | UnverifiedRows":
         """Returns the batch's rows if this kind of call was verified, else rows that verify them in the backward pass.
@@ -95,7 +95,9 @@ class VerifiedCalls:
 
     def _collect_results(self) -> None:
         while self._results:
-            call_kind, wrong = self._results.pop()
+            call_kind, wrong, is_finite = self._results.pop()
+            if not bool(is_finite):
+                continue  # NaN spreads to all rows; the next pass is verified
             if bool(wrong):
                 self.fail()
             else:
@@ -105,16 +107,18 @@ class VerifiedCalls:
 class UnverifiedRows:
     """Rows of a batch whose kind of call is not verified yet: each layer detects its own and compares them.
 
-    Once all layers have run, `results` gets the kind, and whether one of them detected another row (bool []).
+    Once all layers have run, `results` gets the kind, whether one of them detected another row (bool []), and whether
+    all gradients were finite (bool []).
     """
 
     up_to_attention = None  # norms compute all rows
 
-    def __init__(self, predicted: BatchRows, call_kind: Hashable, results: list[tuple[Hashable, Tensor]]):
+    def __init__(self, predicted: BatchRows, call_kind: Hashable, results: list[tuple[Hashable, Tensor, Tensor]]):
         self.predicted, self.num_rows, self.num_pooled = predicted, predicted.num_rows, predicted.num_pooled
         self._call_kind, self._results = call_kind, results
         self._num_selectors = self._num_finished = 0
         self._wrong: Tensor | None = None
+        self._is_finite: Tensor | None = None
 
     def linear_rows(self, *, after_attention: bool) -> Rows:
         """Returns a selector for layers whose output requires a gradient."""
@@ -128,22 +132,28 @@ class UnverifiedRows:
             return tensor
         self._num_selectors += 1
         predicted, tensor = self.predicted.linear_rows(after_attention=True), tensor.view_as(tensor)
-        tensor.register_hook(lambda gradient: self._compare(nonzero_rows(gradient.flatten(0, -2)), predicted))
+
+        def compare(gradient: Tensor) -> None:
+            gradient_NM = gradient.flatten(0, -2)
+            self._compare(nonzero_rows(gradient_NM), gradient_NM, predicted=predicted)
+
+        tensor.register_hook(compare)
         return tensor
 
     def _find_rows(self, douts_NM: tuple[Tensor, ...], predicted: Rows) -> ActiveRows:
         found_N = nonzero_rows(*douts_NM)
-        self._compare(found_N, predicted)
+        self._compare(found_N, *douts_NM, predicted=predicted)
         return select_rows(found_N)
 
-    def _compare(self, found_N: Tensor, predicted: Rows) -> None:
+    def _compare(self, found_N: Tensor, *douts_NM: Tensor, predicted: Rows) -> None:
         if not callable(predicted):
-            wrong = (found_N & skipped_rows(predicted, found_N)).any()
+            wrong, is_finite = (found_N & skipped_rows(predicted, found_N)).any(), _finite_rows(*douts_NM).all()
             self._wrong = wrong if self._wrong is None else self._wrong | wrong
+            self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
         self._num_finished += 1
         # A backward pass through a part of the graph verifies nothing.
         if self._num_finished == self._num_selectors and self._wrong is not None:
-            self._results.append((self._call_kind, self._wrong))
+            self._results.append((self._call_kind, self._wrong, self._is_finite))
 
 
 class _GradientCheck:
@@ -160,8 +170,10 @@ class _GradientCheck:
             tensor.register_hook(lambda gradient: self._check(gradient, predicted))
 
     def _check(self, gradient: Tensor, predicted: ActiveRows | slice) -> None:
-        found_N = nonzero_rows(gradient.reshape(-1, gradient.shape[2:].numel()))
-        wrong = (found_N & skipped_rows(predicted, found_N)).any()
+        gradient_NM = gradient.reshape(-1, gradient.shape[2:].numel())
+        found_N = nonzero_rows(gradient_NM)
+        skipped_N = skipped_rows(predicted, found_N)
+        wrong = (found_N & skipped_N).any() & (_finite_rows(gradient_NM) | skipped_N).all()
         if self._wrong is None:
             # At the end of the backward pass, so that the host waits for the device only once.
             torch.autograd.Variable._execution_engine.queue_callback(self._report)
@@ -173,6 +185,11 @@ class _GradientCheck:
             self._verification.fail()
             if self._raises:
                 raise SparsityError(INCOMPLETE_GRADIENTS)
+
+
+def _finite_rows(*tensors_NM: Tensor) -> Tensor:
+    """Returns which rows hold finite numbers only, without a copy of them: bool [N]."""
+    return sum(tensor.sum(dim=1, dtype=torch.float32) for tensor in tensors_NM).isfinite()
 
 
 def _tensors(outputs) -> Iterator[Tensor]:

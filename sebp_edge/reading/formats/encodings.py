@@ -13,7 +13,15 @@ from sebp_edge.values.documents import Unreadable
 # Control characters that no text has; DOS ended texts with the one left out.
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x19\x1c-\x1f]")
 # Signs of English texts in Windows-1252. A detector, which knows letters, finds none or takes "£" for "Ł".
-_ENGLISH = re.compile(rb"(?:[\x00-\x80\x85\x91-\x97\x99\xa7\xa9\xae\xb0\xb1\xb7\xbc-\xbe\xd7]|\xa3(?![A-Za-z]))*+")
+_ENGLISH = re.compile(
+    rb"(?:[\x00-\x80\x85\x91-\x97\x99\xa7\xb0\xb7\xd7]|[\xa3\xa9\xae](?![A-Za-z])"
+    rb"|(?<![A-Za-z])[\xb1\xbc-\xbe](?![A-Za-z]))*+"
+)
+# An accented capital after a small letter or before a digit, as in "itÕs" and "Û5": signs of Macs before Mac OS X,
+# taken for another encoding's letters. Of so many characters beyond ASCII, one may be a slip of the writer's.
+_MISPLACED_CAPITAL, _SLIPS = re.compile("[a-z][À-ÖØ-Þ]|[À-ÖØ-Þ][0-9]"), 20
+# A page that names its encoding.
+_NAMED = re.compile(rb"<(?:meta|\?xml)\b[^>]*?\b(?:charset|encoding)\s*=", re.IGNORECASE)
 _NO_UTF8 = Detection(excluded=frozenset({"UTF-8"}))
 # In bytes: where pages name their encoding.
 _BEGINNING = 1024
@@ -51,8 +59,8 @@ def decode_html(path: Path) -> str:
     if b"\0" not in data and (data.isascii() or not _is_utf8(data)):
         if _is_damaged_utf8(data):
             return _not_empty(data.decode("utf-8", errors="replace"))
-        named = detect(data, _NO_UTF8)
-        text = data.decode(named.codec, errors="replace") if named.codec and named.confidence else ""
+        named = detect(data, _NO_UTF8) if _NAMED.search(data[:_BEGINNING]) else None
+        text = data.decode(named.codec, errors="replace") if named and named.codec and named.confidence else ""
         if text and text.count("\ufffd") * _RARE <= len(text):
             return _not_empty(text)
     return decode_bytes(data)
@@ -120,6 +128,10 @@ def _decode_legacy(data: bytes) -> str | None:
         return data.decode("cp1252")
     # What it says of an encoding is not about itself, or not true.
     found = detect(b" " * _BEGINNING + data, _NO_UTF8)
+    if not (found.codec and found.confidence):
+        return None
     with suppress(UnicodeDecodeError):
-        return data.decode(found.codec) if found.codec and found.confidence else None
+        text = data.decode(found.codec)
+        num_accented = len(text) - len(text.encode("ascii", errors="ignore"))
+        return text if len(_MISPLACED_CAPITAL.findall(text)) * _SLIPS < num_accented else None
     return None

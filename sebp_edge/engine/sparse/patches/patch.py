@@ -9,6 +9,7 @@ A replacement wraps the forward that it replaces. If it is removed while somethi
 user's wrapper), it stays and only passes calls on, until it is outermost and can be removed.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
@@ -105,6 +106,17 @@ class _Link:
         if not torch.compiler.is_compiling():
             drop_removed(self.module)
         return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __func__(self) -> Callable:
+        """For accelerate, which wraps it and binds it to the model again, and so to a copy of that, too."""
+
+        def forward(module: nn.Module, *args, **kwargs):
+            call = self if module is self.module else MethodType(type(module).forward, module)
+            return call(*args, **kwargs)
+
+        forward.__signature__ = inspect.signature(type(self.module).forward)
+        return forward
 
     def remove(self) -> None:
         self.forward = None
