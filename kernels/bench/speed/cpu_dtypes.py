@@ -15,8 +15,8 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from models import resolve_config
 from sebp_edge.engine.models.adaptation import attach
-from sebp_edge.engine.models.catalog import resolve_config
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.machine import devices
 from sebp_edge.recipe import Recipe
