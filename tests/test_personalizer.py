@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import make_llama, make_sentences
-from learnt import RECIPE
+from learnt import RECIPE, logits
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -29,12 +29,6 @@ NO_GAIN = RECIPE.replace(learning_rate=1e-12)
 @pytest.fixture
 def make(make):
     return functools.partial(make, recipe=RECIPE)
-
-
-def logits(personalizer, model=None):
-    model = model or personalizer.in_use.adaptation.model
-    with torch.no_grad():
-        return model(torch.arange(7, 27)[None]).logits
 
 
 @pytest.mark.usefixtures("assessed")
