@@ -55,35 +55,35 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_604
+MAX_LINES = 51_861
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
-    "basics": 905,
+    "basics": 940,
     "basics.pages": 257,
-    "cli": 3_014,
+    "cli": 2_974,
     "engine": 9,
-    "engine.memory": 1_884,
-    "engine.models": 4_955,
+    "engine.memory": 1_747,
+    "engine.models": 4_747,
     "engine.models.gguf": 1_262,
-    "engine.sparse": 1_703,
-    "engine.sparse.patches": 2_660,
-    "engine.sparse.rows": 1_223,
-    "engine.training": 4_082,
-    "export": 1_869,
+    "engine.sparse": 1_626,
+    "engine.sparse.patches": 2_658,
+    "engine.sparse.rows": 1_154,
+    "engine.training": 3_987,
+    "export": 1_851,
     "lessons": 2_256,
-    "machine": 1_090,
-    "reading": 6_405,
+    "machine": 1_086,
+    "reading": 6_403,
     "research": 1_698,
-    "run": 5_901,
-    "serve": 3_836,
-    "store": 2_895,
-    "values": 1_815,
+    "run": 5_847,
+    "serve": 3_809,
+    "store": 2_864,
+    "values": 1_801,
 }
 MAX_ENTRIES_AT_ROOT = 20
-MAX_IMPORTS_WITHIN_FUNCTIONS = 46
-MAX_LINES_OF_TESTS = 57_637
-MAX_REPLACED_ATTRIBUTES = 223
+MAX_IMPORTS_WITHIN_FUNCTIONS = 40
+MAX_LINES_OF_TESTS = 57_532
+MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {
@@ -168,7 +168,6 @@ OTHER_ERRORS = {
     "sebp_edge/store/salt.py": "ValueError",
     "sebp_edge/basics/files.py": "NewerFormat ValueError",
     "sebp_edge/engine/models/gguf/file.py": "_Unusable",
-    "sebp_edge/engine/models/known_models.py": "ValueError",
     "sebp_edge/engine/models/known_tokenizer.py": "ValueError",  # as transformers' own tokenizers
     "sebp_edge/engine/models/lora.py": "ValueError",
     "sebp_edge/basics/weights.py": "TypeError",

@@ -67,8 +67,7 @@ class Prefixes(NamedTuple):
     def of(cls, cu_seqlens: Tensor, continues: Tensor) -> "Prefixes":
         """The prefixes of sequences that begin at `cu_seqlens`, int32 [S + 1]; on the host.
 
-        Args:
-            continues: int64 [S], the sequence that each one continues, or -1.
+        Each continues the sequence in `continues`, int64 [S], or none if that is -1.
         """
         begins, ends, own = cu_seqlens[:-1], cu_seqlens[1:], cu_seqlens.diff()
         has_prefix = continues >= 0

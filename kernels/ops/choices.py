@@ -30,19 +30,13 @@ class Algorithms(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a choice depends on.
+    """What a choice depends on."""
 
-    Attributes:
-        wanted: "dx", "dweight" or "both", for which cuBLAS gathers once.
-        bits: per element; both 16-bit dtypes run alike.
-        bucket: the number of active rows, rounded up to a power of two.
-    """
-
-    wanted: str
-    bits: int
+    wanted: str  # "dx", "dweight" or "both", for which cuBLAS gathers once
+    bits: int  # per element; both 16-bit dtypes run alike
     num_inputs: int
     num_outputs: int
-    bucket: int
+    bucket: int  # the number of active rows, rounded up to a power of two
 
     @classmethod
     def of(

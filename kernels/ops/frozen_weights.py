@@ -25,21 +25,14 @@ FEW_ROWS = 128
 
 @dataclass(frozen=True)
 class Matrices:
-    """Frozen weights that are multiplied as matrices, a few at a time.
+    """Frozen weights that are multiplied as matrices, a few at a time."""
 
-    Attributes:
-        stacked: [M, K]; None if quantised weights are dequantised in each pass.
-        quantised: each quantised weight, be it dequantised already or not; None if they are not quantised.
-        columns: M_1 .. M_n.
-        like: a tensor [*, K] in the dtype of the products.
-        scratch: where quantised weights are dequantised; None for a new matrix each time.
-    """
-
-    stacked: Tensor | None
+    stacked: Tensor | None  # [M, K]; None if quantised weights are dequantised in each pass
+    # Each quantised weight, be it dequantised already or not; None if they are not quantised.
     quantised: tuple[QuantisedWeight, ...] | None
-    columns: tuple[int, ...]
-    like: Tensor
-    scratch: ScratchBuffer | None
+    columns: tuple[int, ...]  # M_1 .. M_n
+    like: Tensor  # a tensor [*, K] in the dtype of the products
+    scratch: ScratchBuffer | None  # where quantised weights are dequantised; None for a new matrix each time
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """Outputs and their W, [M, K].

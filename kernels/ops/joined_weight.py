@@ -32,18 +32,12 @@ ALIGNMENT, FAST_ALIGNMENT = 16, 128
 
 @dataclass(frozen=True)
 class JoinedWeight:
-    """The matrix [M + P, K + P] above; views of it are the weight and the copies of the adapters.
-
-    Attributes:
-        weight: [M, K].
-        stacked_A: [n R, K].
-        beside: each projection's s B_i, [M_i, R].
-    """
+    """The matrix [M + P, K + P] above; views of it are the weight and the copies of the adapters."""
 
     matrix: Tensor
-    weight: Tensor
-    stacked_A: Tensor
-    beside: tuple[Tensor, ...]
+    weight: Tensor  # [M, K]
+    stacked_A: Tensor  # [n R, K]
+    beside: tuple[Tensor, ...]  # each projection's s B_i, [M_i, R]
 
     @staticmethod
     def can_hold(weights: tuple, rank: int) -> bool:
@@ -83,20 +77,14 @@ class JoinedWeight:
 
 @dataclass(frozen=True)
 class FourBitsWithAdapters:
-    """Frozen weights in 4 bits, and the copies of the adapters that are multiplied in the same launch.
+    """Frozen weights in 4 bits, and the copies of the adapters that are multiplied in the same launch."""
 
-    Attributes:
-        weights: each projection's W_i, [M_i, K].
-        stacked_A, stacked_B: [n R, K] and [M, R].
-        columns: M_1 .. M_n.
-        scaling: s.
-    """
-
-    weights: Sequence[FourBits]
+    weights: Sequence[FourBits]  # each projection's W_i, [M_i, K]
+    # [n R, K] and [M, R].
     stacked_A: Tensor
     stacked_B: Tensor
-    columns: tuple[int, ...]
-    scaling: float
+    columns: tuple[int, ...]  # M_1 .. M_n
+    scaling: float  # s
 
     @staticmethod
     def can_hold(weights: Sequence[FourBits], rank: int) -> bool:

@@ -15,6 +15,8 @@ Shapes: C rows, D hidden, V vocabulary, K other targets.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,104 +32,81 @@ Others = tuple[Tensor, Tensor]
 CHUNK_LOGITS = 2**26
 
 
-class _FrozenHead(torch.autograd.Function):
+class _Options(NamedTuple):
+    """What else `linear_cross_entropy` is given."""
+
+    others: Others | None
+    scale: float
+    softcap: float | None
+    max_logits: int
+    check: Callable[[], None]
+
+    def chunks(self, hidden_CD: Tensor, weight_VD: Tensor) -> list[slice]:
+        size = max(1, self.max_logits // weight_VD.shape[0])
+        return [slice(begin, begin + size) for begin in range(0, hidden_CD.shape[0], size)]
+
+    def losses_and_dlogits(
+        self, chunk: slice, hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, *, needs_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the losses of a chunk, and their gradient with respect to raw logits, which may overwrite these."""
+        self.check()
+        logits_CV, targets_C = hidden_CD[chunk] @ weight_VD.T, targets_C[chunk]
+        self.check()
+        compute = partial(
+            backend.implementation(logits_CV, "cross_entropy").cross_entropy_and_dlogits_,
+            *(logits_CV, targets_C, self.scale, self.softcap),
+            needs_gradient=needs_gradient,
+        )
+        if self.others is None:
+            return compute()
+        ids, shares = torch.cat([targets_C[:, None], self.others[0][chunk]], dim=1), self.others[1][chunk].float()
+        # Read before they are overwritten.
+        values, slopes = final_logits(logits_CV.gather(1, ids), self.scale, self.softcap)
+        losses_C, dlogits_CV = compute()
+        losses_C = losses_C + (shares * (values[:, :1] - values[:, 1:])).sum(dim=1)
+        if dlogits_CV is not None:
+            moved = torch.cat([shares.sum(dim=1, keepdim=True), -shares], dim=1)
+            dlogits_CV.scatter_add_(1, ids, (slopes * moved).to(dlogits_CV.dtype))
+        return losses_C, dlogits_CV
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @precise_sums()
-    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits, check):
+    def forward(ctx, hidden_CD, weight_VD, targets_C, is_frozen, options):
         losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
-        dhidden_CD = torch.empty_like(hidden_CD) if ctx.needs_input_grad[0] else None
-        for chunk in _chunks(hidden_CD, weight_VD, max_logits):
-            check()
-            logits = hidden_CD[chunk] @ weight_VD.T
-            check()
-            losses_C[chunk], dlogits = _losses_and_dlogits_(
-                logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=dhidden_CD is not None
-            )
-            if dhidden_CD is not None:
-                check()
+        dhidden_CD = torch.empty_like(hidden_CD) if is_frozen and ctx.needs_input_grad[0] else None
+        needs_gradient, tensors = dhidden_CD is not None, (hidden_CD, weight_VD, targets_C)
+        for chunk in options.chunks(hidden_CD, weight_VD):
+            losses_C[chunk], dlogits = options.losses_and_dlogits(chunk, *tensors, needs_gradient=needs_gradient)
+            if needs_gradient:
+                options.check()
                 torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
-            del logits, dlogits  # before the next chunk's
-        ctx.save_for_backward(dhidden_CD)
-        return losses_C
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dlosses_C):
-        (dhidden_CD,) = ctx.saved_tensors
-        # In fp32: rounding the same small number for all rows would scale every gradient.
-        out_CD = torch.mul(dhidden_CD, dlosses_C[:, None], out=torch.empty_like(dhidden_CD))
-        return out_CD, None, None, None, None, None, None, None
-
-
-class _TrainedHead(torch.autograd.Function):
-    @staticmethod
-    @precise_sums()
-    def forward(ctx, hidden_CD, weight_VD, targets_C, others, scale, softcap, max_logits, check):
-        losses_C = hidden_CD.new_empty(hidden_CD.shape[0], dtype=torch.float32)
-        for chunk in _chunks(hidden_CD, weight_VD, max_logits):
-            check()
-            logits = hidden_CD[chunk] @ weight_VD.T
-            losses_C[chunk], _ = _losses_and_dlogits_(
-                logits, targets_C[chunk], _rows(others, chunk), scale, softcap, needs_gradient=False
-            )
-            del logits
-        ctx.save_for_backward(hidden_CD, weight_VD, targets_C)
-        ctx.others, ctx.scale, ctx.softcap, ctx.max_logits, ctx.check = others, scale, softcap, max_logits, check
+            del dlogits  # before the next chunk's
+        ctx.save_for_backward(*((dhidden_CD,) if is_frozen else tensors))
+        ctx.options = None if is_frozen else options
         return losses_C
 
     @staticmethod
     @once_differentiable
     @precise_sums()
     def backward(ctx, dlosses_C):
-        hidden_CD, weight_VD, targets_C = ctx.saved_tensors
+        if ctx.options is None:
+            (dhidden_CD,) = ctx.saved_tensors
+            # In fp32: rounding the same small number for all rows would scale every gradient.
+            return torch.mul(dhidden_CD, dlosses_C[:, None], out=torch.empty_like(dhidden_CD)), *4 * (None,)
+        hidden_CD, weight_VD, _ = tensors = ctx.saved_tensors
         dhidden_CD = torch.empty_like(hidden_CD)
         dweight_VD = torch.empty_like(weight_VD) if len(hidden_CD) else torch.zeros_like(weight_VD)
-        for number, chunk in enumerate(_chunks(hidden_CD, weight_VD, ctx.max_logits)):
-            ctx.check()
-            logits = hidden_CD[chunk] @ weight_VD.T
-            _, dlogits = _losses_and_dlogits_(
-                logits, targets_C[chunk], _rows(ctx.others, chunk), ctx.scale, ctx.softcap, needs_gradient=True
-            )
+        for number, chunk in enumerate(ctx.options.chunks(hidden_CD, weight_VD)):
+            _, dlogits = ctx.options.losses_and_dlogits(chunk, *tensors, needs_gradient=True)
             dlogits.mul_(dlosses_C[chunk, None])
-            ctx.check()
+            ctx.options.check()
             torch.mm(dlogits, weight_VD, out=dhidden_CD[chunk])
             # The first product is written, so that no zeros are read.
             dweight_VD.addmm_(dlogits.T, hidden_CD[chunk], beta=float(number > 0))
-            del logits, dlogits
-        return dhidden_CD, dweight_VD, None, None, None, None, None, None
-
-
-def _chunks(hidden_CD: Tensor, weight_VD: Tensor, max_logits: int) -> list[slice]:
-    size = max(1, max_logits // weight_VD.shape[0])
-    return [slice(begin, begin + size) for begin in range(0, hidden_CD.shape[0], size)]
-
-
-def _rows(others: Others | None, chunk: slice) -> Others | None:
-    return others and (others[0][chunk], others[1][chunk])
-
-
-def _losses_and_dlogits_(
-    logits_CV: Tensor,
-    targets_C: Tensor,
-    others: Others | None,
-    scale: float,
-    softcap: float | None,
-    *,
-    needs_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Returns the losses and the gradient with respect to raw logits, which may overwrite these."""
-    compute = backend.implementation(logits_CV, "cross_entropy").cross_entropy_and_dlogits_
-    if others is None:
-        return compute(logits_CV, targets_C, scale, softcap, needs_gradient=needs_gradient)
-    ids, shares = torch.cat([targets_C[:, None], others[0]], dim=1), others[1].float()
-    # Read before they are overwritten.
-    values, slopes = final_logits(logits_CV.gather(1, ids), scale, softcap)
-    losses_C, dlogits_CV = compute(logits_CV, targets_C, scale, softcap, needs_gradient=needs_gradient)
-    losses_C = losses_C + (shares * (values[:, :1] - values[:, 1:])).sum(dim=1)
-    if dlogits_CV is not None:
-        moved = torch.cat([shares.sum(dim=1, keepdim=True), -shares], dim=1)
-        dlogits_CV.scatter_add_(1, ids, (slopes * moved).to(dlogits_CV.dtype))
-    return losses_C, dlogits_CV
+            del dlogits
+        return dhidden_CD, dweight_VD, None, None, None
 
 
 def final_logits(raw: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor | float]:
@@ -170,5 +149,6 @@ def linear_cross_entropy(
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
-    head = _TrainedHead if weight.requires_grad and torch.is_grad_enabled() else _FrozenHead
-    return head.apply(hidden, weight, targets, others, scale, softcap, max_logits, check)
+    is_frozen = not (weight.requires_grad and torch.is_grad_enabled())
+    options = _Options(others, scale, softcap, max_logits, check)
+    return _LinearCrossEntropy.apply(hidden, weight, targets, is_frozen, options)

@@ -8,10 +8,9 @@
 
 One pass over dY gives U and dB. Each sum starts with its small product and accumulates the large one onto it, so the
 full-size terms of a layer-by-layer evaluation are never written (Hu et al. 2021 for the adapter; Topchii et al.,
-equations 1 and 2, for the rows). W and b are frozen; quantised weights are dequantised once per pass, a few at a time,
-or once for all passes; few rows are multiplied by weights in 4 bits as they are. Where a weight
-is joined with its adapters (`joined_weight`), its products have the small ones beside them, and come first. X is kept
-for dA, unless it can be recomputed (Chen et al. 2016).
+equations 1 and 2, for the rows). W and b are frozen, and may be quantised (`frozen_weights`). Where a weight is joined
+with its adapters (`joined_weight`), its products have the small ones beside them, and come first. X is kept for dA,
+unless it can be recomputed (Chen et al. 2016).
 
 Shapes: N rows, A active rows, K inputs, M_i outputs of n projections, M their sum, R rank of each.
 """

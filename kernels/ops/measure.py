@@ -21,14 +21,10 @@ from .tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, Tiles
 
 
 class LayerTimes(NamedTuple):
-    """Milliseconds of one layer's products on one set of rows.
+    """Milliseconds of one layer's products on one set of rows."""
 
-    Attributes:
-        gather: dY[A], which cuBLAS needs, once for both products.
-        dx, dweight: our kernels by their tiles; under None cuBLAS, with what it needs after the gather.
-    """
-
-    gather: float
+    gather: float  # dY[A], which cuBLAS needs, once for both products
+    # Our kernels by their tiles; under None cuBLAS, with what it needs after the gather.
     dx: dict[Tiles | None, float]
     dweight: dict[Tiles | None, float]
 

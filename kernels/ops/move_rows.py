@@ -1,9 +1,6 @@
 """Gathers rows of a matrix and scatters them back: two differentiable ops, and helpers of backward passes.
 
-    gather     out = X[A]                              backward   dX[A] = dout, zero elsewhere
-    scatter    out[A] = X, zero elsewhere              backward   dX = dout[A]
-
-Each is the other's transpose. Shapes: N rows, A active rows, K or M columns.
+Each of the two is the other's transpose. Shapes: N rows, A active rows, K or M columns.
 """
 
 import torch
@@ -66,11 +63,7 @@ def copy_rows(x_NK: Tensor, rows: ActiveRows | slice) -> Tensor:
 
 
 def take(x_NK: Tensor, rows: KnownRows, *, copied: bool = False) -> Tensor:
-    """X[A], zero from `rows.count` on.
-
-    Args:
-        copied: whether the result must not be a view, which it is for all rows and for a slice.
-    """
+    """X[A], zero from `rows.count` on; a view for all rows and for a slice, unless it must be copied."""
     if isinstance(rows, ActiveRows):
         return backend.implementation(x_NK, "move_rows").gather_rows(x_NK, rows.ids, rows.count)
     part = x_NK if rows is None else x_NK[rows]

@@ -68,10 +68,7 @@ class QuantisedWeight(NamedTuple):
 class ScratchBuffer:
     """A buffer for one matrix at a time, shared by groups, so that no matrix needs an allocation of its own.
 
-    It is allocated on first use, as large as the largest matrix that was reserved.
-
-    Attributes:
-        size: the number of elements of that matrix.
+    It is allocated on first use, of the `size` of the largest matrix that was reserved, in elements.
     """
 
     def __init__(self):

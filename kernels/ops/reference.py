@@ -205,11 +205,7 @@ def adamw_(weight: Tensor, gradient: Tensor, moments, adamw, seed: int, factor: 
 
 
 def round_to_bf16(values: Tensor, random: Tensor) -> Tensor:
-    """Rounds fp32 values stochastically to bf16's precision; keeps fp32, NaN and infinity.
-
-    Args:
-        random: uniform integers in [0, 2^16), one per value.
-    """
+    """Rounds fp32 values to bf16's precision by uniform integers in [0, 2^16); keeps fp32, NaN and infinity."""
     rounded = ((values.view(torch.int32) + random.int()) & -0x10000).view(torch.float32)
     return torch.where(values.isfinite(), rounded, values)
 
@@ -252,11 +248,9 @@ def decode(codes_P: Tensor, exponents_Q: Tensor, signed: bool) -> Tensor:
 
 
 def encode_(codes_P: Tensor, exponents_Q: Tensor, values_P: Tensor, random_P: Tensor, signed: bool) -> None:
-    """Writes 8-bit codes of values and their blocks' exponents, stochastically rounded.
+    """Writes 8-bit codes of values and their blocks' exponents, rounded by uniform integers in [0, 2^16).
 
-    Args:
-        random_P: uniform integers in [0, 2^16).
-        signed: values may be negative; else no value is rounded to zero.
+    Values may be negative if they are signed; else none is rounded to zero.
     """
     # NaN and infinity keep an exponent of 255, and no sum below overflows.
     bits = (values_P.view(torch.int32) & 0x7FFFFFFF).clamp(max=0x7FF00000)

@@ -1,9 +1,5 @@
 """Selects rows in the backward pass, from the gradient itself, on the device and without waiting for it.
 
-    nonzero_rows   whether row n is non-zero in any of the matrices
-    row_norms      v_n = sum over the matrices and their columns of dY_nm²
-    select_rows    the ids of the rows to keep, in order, and their count
-
 The ids come in a tensor of fixed capacity and their count stays on the device, so the host depends on neither.
 Shapes: N rows, M columns.
 """
@@ -21,12 +17,7 @@ def row_norms(*douts_NM: Tensor) -> Tensor:
 
 
 def select_rows(keep_N: Tensor, *, capacity: int | None = None) -> ActiveRows:
-    """The rows to keep, whose number stays on the device.
-
-    Args:
-        keep_N: bool [N].
-        capacity: most rows to keep; later ones are dropped. None means N.
-    """
+    """The rows to keep, bool [N], whose number stays on the device; beyond a capacity none is kept."""
     num_rows = len(keep_N)
     capacity = num_rows if capacity is None else min(capacity, num_rows)
     slots_N = keep_N.cumsum(0) - 1

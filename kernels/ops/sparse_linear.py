@@ -60,11 +60,7 @@ def _gradients_of_compact_rows(
 
 
 def _gradients_of_rows(
-    dout_NM: Tensor,
-    weight_MK: Tensor,
-    x: Tensor | None,
-    rows: ActiveRows | slice,
-    needed: NeededGradients,
+    dout_NM: Tensor, weight_MK: Tensor, x: Tensor | None, rows: ActiveRows | slice, needed: NeededGradients
 ) -> Gradients:
     """Computes each product by its chosen algorithm: our kernels on rows in place, or PyTorch on compact rows.
 
@@ -155,11 +151,7 @@ def _keep(x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
 
 
 def sparse_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    rows: Rows | None = None,
-    keep: Keep = _keep,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: Rows | None = None, keep: Keep = _keep
 ) -> Tensor:
     """`F.linear(x, weight, bias)`, with a backward pass over the active rows only.
 

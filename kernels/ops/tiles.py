@@ -9,8 +9,7 @@ from typing import NamedTuple
 class Tiles(NamedTuple):
     """The tiles of a product kernel: [rows, columns] of the output, and `depth`, the step of the contraction.
 
-    Attributes:
-        splits: parts of the contraction that run in parallel; summing them takes one more launch.
+    The contraction's `splits` run in parallel; summing them takes one more launch.
     """
 
     rows: int

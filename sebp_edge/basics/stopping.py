@@ -2,6 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 # Called wherever a call can safely end; raises to end it.
 Check = Callable[[], None]
@@ -36,9 +41,9 @@ class StopSignal:
         self.is_pausing = self.can_pause
         return self.can_pause
 
-    def renew(self, *, can_pause: bool) -> None:
+    def renew(self) -> None:
         """Lets a call that has ended by a pause begin again: it can be stopped and paused once more."""
-        self._has_raised, self.is_pausing, self.can_pause = False, False, can_pause
+        self._has_raised, self.is_pausing, self.can_pause = False, False, True
 
     @property
     def is_requested(self) -> bool:
@@ -66,3 +71,22 @@ class StopSignal:
         if self.is_pausing and may_pause:
             self._has_raised = True
             raise PauseRequested
+
+
+def in_thread(compute: Callable[[], Result], check: Check, seconds: float) -> Result:
+    """Returns what a function returns, which runs in a thread; checks so often meanwhile, however long it takes.
+
+    If a check raises, nobody waits for the thread, so that it does not keep the process.
+    """
+    made: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(compute())
+        except BaseException as error:
+            made.set_exception(error)
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    while not wait([made], seconds).done:
+        check()
+    return made.result()

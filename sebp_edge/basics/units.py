@@ -36,6 +36,17 @@ def plural(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """Formats a list of names of which at most so many are said: "a, b and 7 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def are(number: int) -> str:
+    """Returns the verb after a count: "is" or "are"."""
+    return "is" if number == 1 else "are"
+
+
 def _apart(numbers: Sequence[float], formatted: list[list[str]]) -> list[str]:
     """Returns the first of several ways to format numbers in which different ones differ, or else the last."""
     return next((shown for shown in formatted if len({*shown}) == len({*numbers})), formatted[-1])

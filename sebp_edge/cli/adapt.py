@@ -13,11 +13,11 @@ import typer
 from rich.text import Text
 from typer.core import TyperCommand
 
-from sebp_edge.cli.base_model import open_store, personalizing
+from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
-from sebp_edge.cli.options import GpuShare, Polite, Request, Threads, parse_path, takes_request
+from sebp_edge.cli.options import GpuShare, MostMemory, Polite, Request, Threads, Yes, parse_path, takes_request
 from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.hub_cache import local_folder
@@ -25,6 +25,7 @@ from sebp_edge.errors import Interrupted, OptionError, SebpEdgeError
 from sebp_edge.events import NameInUse
 from sebp_edge.machine.host import free_host_memory, gpu_use_at_first
 from sebp_edge.machine.politeness import Politeness, lower_priority
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def adapt(
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Save the samples, which contain your text, for the adapter's page.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     resume: Annotated[
         str | None, typer.Option(metavar="[JOB]", help="Go on with a training that was stopped, paused or killed.")
     ] = None,
@@ -86,7 +87,7 @@ def adapt(
         str | None,
         typer.Option(metavar="MODE", help="With --resume, if texts have changed: refuse (default), without or again."),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
+    memory: MostMemory = None,
     polite: Polite = False,
     threads: Threads = None,
     gpu_share: GpuShare = None,
@@ -130,7 +131,7 @@ def adapt(
 
 def _resume(id: str | None, texts, own: dict, changed: str, *, as_json: bool) -> None:
     """Goes on with a job, or with the only one that does not run; `own` arguments take the place of the job's."""
-    job = open_store().jobs.get(id)
+    job = AdapterStore().jobs.get(id)
     arguments = {"job": job.id, "texts": texts, "changed": changed}
     is_forget = job.record.kind == "forget"
     _run(job.arguments() | own, arguments, job.record.options, as_json=as_json, is_forget=is_forget)
@@ -228,7 +229,7 @@ def _compare(texts, name: str, settings: dict, *, fresh: bool, sync: bool):
     from sebp_edge.run.texts_comparison import compare_with_active
     from sebp_edge.run.unchanged import find_unchanged
 
-    store = open_store()
+    store = AdapterStore()
     adapter = store.adapter(name)
     if adapter.active() is None:
         return texts, None, None
@@ -269,9 +270,8 @@ def _ask_for_name(event: NameInUse, *, as_json: bool, yes: bool) -> str:
     err.print(f"note: {event.message}", style="yellow", markup=False)
     if yes or not (sys.stdin.isatty() and err.is_terminal):
         return event.name
-    return (
-        event.proposal if typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True) else event.name
-    )
+    takes_it = typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True)
+    return event.proposal if takes_it else event.name
 
 
 def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:

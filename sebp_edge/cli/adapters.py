@@ -11,12 +11,13 @@ import typer
 from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
-from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, say
-from sebp_edge.cli.options import Json, parse_path, path_option
+from sebp_edge.cli.options import Json, Yes, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.names import folder_of
+from sebp_edge.store.version_report import MARK
 from sebp_edge.values.documents import printable
 
 app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_is_help=True)
@@ -24,7 +25,6 @@ app = typer.Typer(help="List, show, choose, move and remove adapters.", no_args_
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 Number = Annotated[int, typer.Argument(help="Number of a version.")]
 Version = Annotated[int | None, typer.Option(help="Only this version.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def _readable_versions(store) -> Iterator:
@@ -47,7 +47,7 @@ def _readable_versions(store) -> Iterator:
 def list_adapters(as_json: Json = False) -> None:
     """List all adapters and their versions."""
     with one_sentence_errors(as_json=as_json):
-        store, rows = open_store(), []
+        store, rows = AdapterStore(), []
         for saved, is_best in _readable_versions(store):
             if as_json:
                 print_json(_to_dict(saved))
@@ -83,7 +83,7 @@ def _test(record) -> str:
 def show(name: Name, version: Version = None, as_json: Json = False) -> None:
     """Show all versions of an adapter, or one version and its documents."""
     with one_sentence_errors(as_json=as_json):
-        adapter = open_store().adapter(name)
+        adapter = AdapterStore().adapter(name)
         for number in adapter.versions() if version is None else [version]:
             saved = adapter.open(number)
             record = _to_dict(saved)
@@ -116,9 +116,7 @@ def report(
     an earlier page, but no other file.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.store.version_report import MARK
-
-        found = open_store().find(name, version).report(with_samples=with_samples)
+        found = AdapterStore().find(name, version).report(with_samples=with_samples)
         if to is None and not as_json:
             to = Path(f"{folder_of(found.name)}-{found.version}.html" if found.name else "adapter.html")
         if to is not None:
@@ -136,7 +134,7 @@ def diff(
 ) -> None:
     """Show which documents came, went and changed from the version OLD to the version NEW."""
     with one_sentence_errors(as_json=as_json):
-        found = open_store().adapter(name).diff(old, new)
+        found = AdapterStore().adapter(name).diff(old, new)
         if as_json:
             print_json({"event": "diff"} | found.to_dict())
             return
@@ -153,7 +151,7 @@ def diff(
 def activate(name: Name, version: Number, as_json: Json = False) -> None:
     """Make a version the active one."""
     with one_sentence_errors(as_json=as_json):
-        saved = open_store().adapter(name).activate(version)
+        saved = AdapterStore().adapter(name).activate(version)
         say(_to_dict(saved), _active(name, version), as_json=as_json)
 
 
@@ -161,7 +159,7 @@ def activate(name: Name, version: Number, as_json: Json = False) -> None:
 def rollback(name: Name, as_json: Json = False) -> None:
     """Make the version active again that was active before the active one."""
     with one_sentence_errors(as_json=as_json):
-        saved = open_store().adapter(name).rollback()
+        saved = AdapterStore().adapter(name).rollback()
         say(_to_dict(saved), _active(name, saved.version), as_json=as_json)
 
 
@@ -169,7 +167,7 @@ def rollback(name: Name, as_json: Json = False) -> None:
 def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new name.")], as_json: Json = False) -> None:
     """Give an adapter another name."""
     with one_sentence_errors(as_json=as_json):
-        open_store().adapter(name).rename(new_name)
+        AdapterStore().adapter(name).rename(new_name)
         renamed = {"event": "renamed", "name": name, "new_name": new_name}
         say(renamed, f"The adapter {name!r} is now {new_name!r}.", as_json=as_json)
 
@@ -178,7 +176,7 @@ def rename(name: Name, new_name: Annotated[str, typer.Argument(help="Its new nam
 def remove(name: Name, version: Version = None, yes: Yes = False, as_json: Json = False) -> None:
     """Delete an adapter, or one version of it. This cannot be undone."""
     with one_sentence_errors(as_json=as_json):
-        adapter = open_store().adapter(name)
+        adapter = AdapterStore().adapter(name)
         versions = adapter.versions()
         what = f"{name!r} with {plural(len(versions), 'version')}"
         if version is not None:
@@ -207,7 +205,7 @@ def gc(
     A version of an interrupted training goes once there is a newer one.
     """
     with one_sentence_errors(as_json=as_json):
-        store = open_store()
+        store = AdapterStore()
         found = store.garbage(keep)
         if not as_json:
             print_table(
@@ -243,7 +241,7 @@ def export_archive(
 ) -> None:
     """Write one version with its record into one file, to move it to another machine."""
     with one_sentence_errors(as_json=as_json):
-        saved = open_store().adapter(name).export_archive(to, version, with_names=names)
+        saved = AdapterStore().adapter(name).export_archive(to, version, with_names=names)
         say(_to_dict(saved), f"Version {saved.version} of {saved.name!r} is in {str(to)!r}.", as_json=as_json)
 
 
@@ -255,7 +253,7 @@ def import_archive(
 ) -> None:
     """Add the version in a file of `sebp-edge adapters export`; it is not active."""
     with one_sentence_errors(as_json=as_json):
-        saved = open_store().import_archive(file, name)
+        saved = AdapterStore().import_archive(file, name)
         command = shlex.join(["sebp-edge", "adapters", "activate", saved.name, str(saved.version)])
         sentence = f"Saved as version {saved.version} of {saved.name!r}. Activate it with: {command}"
         say(_to_dict(saved), sentence, as_json=as_json)

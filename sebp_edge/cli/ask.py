@@ -14,21 +14,14 @@ from rich.text import Text
 
 from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.sentences import line_of
-from sebp_edge.cli.base_model import choose_model, open_store, personalizer_class
-from sebp_edge.cli.console import (
-    err,
-    one_sentence_errors,
-    out,
-    print_chunk,
-    print_error,
-    print_json,
-    without_collection,
-)
-from sebp_edge.cli.options import Device, Exclude, Include, Json, Threads, select
+from sebp_edge.cli import console
+from sebp_edge.cli.base_model import choose_model, personalizer_class
+from sebp_edge.cli.options import AdapterModel, Device, Exclude, Include, Json, Threads, select
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import READER
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable, printable_lines
 
 
@@ -40,7 +33,7 @@ def ask(
     include: Include = None,
     exclude: Exclude = None,
     name: Annotated[str | None, typer.Option(help="Name of an adapter; by default the model's reader.")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    model: AdapterModel = None,
     passages: Annotated[
         int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")
     ] = NUM_PASSAGES,
@@ -52,7 +45,7 @@ def ask(
 
     Without QUESTION, ask in a conversation, or answer each line of the standard input.
     """
-    with one_sentence_errors(as_json=as_json, takes_time=True):
+    with console.one_sentence_errors(as_json=as_json, takes_time=True):
         question, paths = _question_and_paths(arguments)
         if question is None and as_json and sys.stdin.isatty():
             raise OptionError("A conversation prints no JSON; give a question before the paths, or leave out --json.")
@@ -71,7 +64,7 @@ class _Answers:
     """Answers questions: with the reader, if there is one, else with sentences, which takes no torch."""
 
     def __init__(self, texts, name: str | None, model: str | None, passages: int, **settings):
-        with without_collection("reading"):
+        with console.without_collection("reading"):
             # Imported late, since its readers of files take a while.
             from sebp_edge.run import asking
 
@@ -79,30 +72,30 @@ class _Answers:
             self._searched, self._personalizer = asking.SearchedTexts(), None
             self._adapter = {} if name is None else {"adapter": name}
             self._model, self._settings = model and resolve(model), None
-            reader = asking.find_reader(open_store(), self._model) if name is None else None
+            reader = asking.find_reader(AdapterStore(), self._model) if name is None else None
             if reader is not None or name is not None:
                 self._settings = settings | choose_model(name or READER, reader and reader.version, model)[0]
 
     def get(self, question: str, before: Sequence[tuple[str, str]] = ()) -> Answer:
         """Returns the answer to a question, after others with their answers."""
-        with err.status("reading", spinner="line"):
+        with console.err.status("reading", spinner="line"):
             index = self._searched.index(self._texts)
             answer = self._quote(question, index, self._passages, before[-1][0] if before else "")
         if self._settings is None or answer.is_final:
             return answer
         if self._personalizer is None:
             self._personalizer = personalizer_class()(**self._settings)
-        with err.status("reading", spinner="line"):
+        with console.err.status("reading", spinner="line"):
             asked = {"before": before, "num_passages": self._passages, **self._adapter}
             return self._personalizer.ask(question, index, **asked)
 
     def advise(self) -> None:
         """Says on a terminal how to have a model answer, if none does."""
-        if self._settings is None and err.is_terminal:
+        if self._settings is None and console.err.is_terminal:
             model = self._model
             named = shlex.quote(model.location if model.has_path else model.name) if model else "NAME"
             advice = f"To have a model answer, not a quotation: sebp-edge adapt --recipe ask --model {named}"
-            err.print(advice, style="dim", markup=False)
+            console.err.print(advice, style="dim", markup=False)
 
 
 def _question_and_paths(arguments: list[str]) -> tuple[str | None, list[Path]]:
@@ -128,9 +121,9 @@ def _answer_each(answers: _Answers, as_json: bool) -> None:
         try:
             answer = answers.get(question, before)
         except TextsError as error:  # of this question, so another one may be asked
-            print_error(str(error))
+            console.print_error(str(error))
             if not is_typed:
-                print_json(error.to_dict()) if as_json else typer.echo()
+                console.print_json(error.to_dict()) if as_json else typer.echo()
         else:
             before += [(question, answer.text)] if is_typed else []
             _show(answer, question, as_json, on_one_line=not is_typed)
@@ -140,7 +133,7 @@ def _typed() -> Iterator[str]:
     """Yields the questions that are typed, until an empty line or the end of the input."""
     with contextlib.suppress(ImportError):  # on Windows, whose terminals edit lines themselves
         import readline  # noqa: F401  lets `input` edit lines, and go back to earlier ones
-    out.print("Ask about your texts; an empty line ends.", style="dim")
+    console.out.print("Ask about your texts; an empty line ends.", style="dim")
     while True:
         try:
             question = input("> ").strip()
@@ -168,19 +161,19 @@ def _show(answer: Answer, question: str, as_json: bool, *, on_one_line: bool = F
     said, places = printable_lines(f'"{answer.text}"' if answer.quoted else answer.text), _places(answer)
     if as_json:
         if answer.found and not answer.quoted:
-            print_chunk(answer.text, as_json=True)
-        print_json({"event": "result", "result_of": "ask", "question": question, **asdict(answer)})
+            console.print_chunk(answer.text, as_json=True)
+        console.print_json({"event": "result", "result_of": "ask", "question": question, **asdict(answer)})
     elif on_one_line:
         typer.echo("\t".join([said.replace("\n", " / "), *places[:1]]))
     elif answer.sentences:
         for line, place in zip(said.split("\n"), places, strict=True):
-            out.print(line, markup=False)
-            out.print(f"    {place}", style="dim", markup=False)
+            console.out.print(line, markup=False)
+            console.out.print(f"    {place}", style="dim", markup=False)
     else:
-        out.print(said, markup=False)
+        console.out.print(said, markup=False)
         for place in places:
-            out.print(place, style="dim", markup=False)
-        if answer.quoted and out.is_terminal:
+            console.out.print(place, style="dim", markup=False)
+        if answer.quoted and console.out.is_terminal:
             _show_around(answer)
 
 
@@ -190,7 +183,7 @@ def _show_around(answer: Answer) -> None:
     if quotation != passage.strip():
         around = Text(passage, style="dim")
         around.highlight_words([quotation], "not dim")
-        out.print(Padding(around, (1, 0, 0, 4), expand=False))
+        console.out.print(Padding(around, (1, 0, 0, 4), expand=False))
 
 
 def _places(answer: Answer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Opens what a command works with: the store, a Personalizer, an adapter and its base model; imports torch late."""
+"""Opens what a command works with: a Personalizer, an adapter and its base model; imports torch late."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,7 @@ from sebp_edge.cli.console import err, quick_imports, without_collection
 from sebp_edge.engine.models.catalog import DEFAULT_MODEL
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.base_models import find_base_model
-
-
-def open_store():
-    """Returns the store of this machine; imported late, since it takes a while."""
-    from sebp_edge.store.adapter_store import AdapterStore
-
-    return AdapterStore()
+from sebp_edge.store.adapter_store import AdapterStore
 
 
 def personalizer_class() -> type:
@@ -91,7 +85,7 @@ def choose_model(
         model: the base model that was asked for; by default the adapter's.
         load_in_4bit: by default as in the adapter's training.
     """
-    store = open_store()
+    store = AdapterStore()
     if adapter is None and model is None:
         adapter = None if store.adapter("default").active() is None else "default"
         if adapter is None:

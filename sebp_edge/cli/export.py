@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import percent
-from sebp_edge.cli.base_model import open_store, personalizing
+from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_table
-from sebp_edge.cli.options import Json, path_option
+from sebp_edge.cli.options import AdapterModel, Json, Version, path_option
 from sebp_edge.run.base_models import find_base_model
+from sebp_edge.store.adapter_store import AdapterStore
 
 
 def export(
@@ -28,8 +29,8 @@ def export(
             "q4_k_m and the like with llama-quantize on the path; smallest, with --texts.",
         ),
     ] = None,
-    version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    version: Version = None,
+    model: AdapterModel = None,
     texts: Annotated[
         list[Path] | None,
         path_option(
@@ -43,7 +44,7 @@ def export(
     FOLDER must not exist. It is written whole or not at all.
     """
     with one_sentence_errors(as_json=as_json, takes_time=True):
-        store = open_store()
+        store = AdapterStore()
         base = model or find_base_model(store, store.find(name, version).record)
         with personalizing(as_json, model=base, store=store, device="cpu") as personalizer:
             result = personalizer.export(name, to, format=format, quant=quant, version=version, texts=texts or None)

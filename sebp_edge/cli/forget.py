@@ -8,23 +8,12 @@ from typing import Annotated
 import typer
 
 from sebp_edge.basics.units import plural
-from sebp_edge.cli.base_model import open_store
+from sebp_edge.cli import options
 from sebp_edge.cli.console import NOT_BETTER, one_sentence_errors, out, print_json, print_table, quick_imports
-from sebp_edge.cli.options import (
-    Device,
-    Exclude,
-    GpuShare,
-    Include,
-    Json,
-    Me,
-    Polite,
-    Threads,
-    path_option,
-    select,
-)
 from sebp_edge.errors import OptionError
 from sebp_edge.machine.politeness import Politeness, lower_priority
 from sebp_edge.run.base_models import find_base_model
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable
 
 
@@ -38,26 +27,28 @@ def forget(
     ] = False,
     texts: Annotated[
         list[Path] | None,
-        path_option("File or folder with the adapter's other texts, if they were moved; may be repeated.", "PATH"),
+        options.path_option(
+            "File or folder with the adapter's other texts, if they were moved; may be repeated.", "PATH"
+        ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
     near_duplicates: Annotated[
         bool, typer.Option("--near-duplicates", help="Forget near-duplicates too, and texts that hold parts of it.")
     ] = False,
-    include: Include = None,
-    exclude: Exclude = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
     activate_anyway: Annotated[
         bool, typer.Option("--activate-anyway", help="Activate the new version whatever the gate says.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
-    me: Me = None,
-    device: Device = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")] = None,
-    polite: Polite = False,
-    threads: Threads = None,
-    gpu_share: GpuShare = None,
-    as_json: Json = False,
+    yes: options.Yes = False,
+    model: options.AdapterModel = None,
+    me: options.Me = None,
+    device: options.Device = None,
+    memory: options.MostMemory = None,
+    polite: options.Polite = False,
+    threads: options.Threads = None,
+    gpu_share: options.GpuShare = None,
+    as_json: options.Json = False,
 ) -> None:
     """Train an adapter again without DOCUMENT, and remove every version that knew it. This cannot be undone.
 
@@ -89,7 +80,7 @@ def forget(
             _ask(found, yes=yes, activate_anyway=activate_anyway, as_json=as_json)
             sink = stack.enter_context(show_progress(as_json))
 
-        store = open_store()
+        store = AdapterStore()
         adapter = store.adapter(name)
         newest = adapter.active() or max(adapter.versions())
         device = device or ("cpu" if verify else None)
@@ -103,7 +94,7 @@ def forget(
             politeness=politeness,
             on_event=lambda event: sink(event),
         )
-        others = select(texts, include, exclude) if texts else None
+        others = options.select(texts, include, exclude) if texts else None
         if verify:
             verification = personalizer.verify_forgotten(others, name=name)
             stack.close()

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json, print_note
-from sebp_edge.cli.options import Device, Json, Threads, path_option
+from sebp_edge.cli.options import AdapterModel, Device, Json, Threads, Version, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 
@@ -51,9 +51,9 @@ def generate(
     name: Annotated[
         str | None, typer.Option(help="Name of the adapter; without --model, by default 'default' if it exists.")
     ] = None,
-    version: Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")] = None,
+    version: Version = None,
     adapter: Annotated[Path | None, path_option("Folder of an adapter outside the store.", "FOLDER")] = None,
-    model: Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")] = None,
+    model: AdapterModel = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in training.")
     ] = None,

@@ -8,14 +8,15 @@ import typer
 from rich.text import Text
 
 from sebp_edge.basics.units import gigabytes, percent
-from sebp_edge.cli.base_model import open_store
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, quick_imports, say
 from sebp_edge.cli.options import Json, parse_path
 from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.hub_cache import cached_folder, cached_models
 from sebp_edge.engine.models.installed import LM_STUDIO, OLLAMA
+from sebp_edge.engine.models.local_models import find_local_models
 from sebp_edge.errors import ModelError
 from sebp_edge.recipe import Recipe
+from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.values.documents import printable
 
 # The lines of a list on a terminal; a terminal has 24 lines at least.
@@ -35,8 +36,6 @@ def models(chosen: Models = None, as_json: Json = False) -> None:
     With a MODEL, show what is known of it.
     """
     with one_sentence_errors(as_json=as_json):
-        from sebp_edge.engine.models.local_models import find_local_models
-
         named = [name for name in chosen or () if _is_model(name)]
         folders = [parse_path(name) for name in chosen or () if name not in named]
         if named and not folders:
@@ -154,7 +153,7 @@ def jobs(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
     with one_sentence_errors(as_json=as_json):
-        stored = open_store().jobs
+        stored = AdapterStore().jobs
         found = [job.to_dict() for job in stored.list()]
         for sentence in stored.damaged():
             print_note(sentence)
@@ -183,5 +182,5 @@ def remove_job(
 ) -> None:
     """Delete a job with its checkpoint; versions that it has saved stay."""
     with one_sentence_errors(as_json=as_json):
-        open_store().jobs.remove(job)
+        AdapterStore().jobs.remove(job)
         say({"event": "removed_job", "id": job}, f"The job {job} is deleted.", as_json=as_json)

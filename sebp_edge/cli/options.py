@@ -13,6 +13,7 @@ from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.owner import ask_for_owner
 from sebp_edge.errors import OptionError, OwnerUnknown
 from sebp_edge.recipe import Recipe
+from sebp_edge.values.folder import Folder
 
 
 def parse_path(text: str) -> Path:
@@ -29,8 +30,6 @@ def path_option(help: str, metavar: str = "FILE") -> OptionInfo:
 
 def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:
     """Returns the paths with the patterns of the files to read."""
-    from sebp_edge.values.folder import Folder
-
     return [Folder(path, tuple(include or ()), tuple(exclude or ())) for path in paths]
 
 
@@ -71,6 +70,10 @@ Threads = Annotated[int | None, typer.Option(help="Number of threads that comput
 GpuShare = Annotated[
     int | None, typer.Option("--gpu-share", metavar="PERCENT", help="Compute on the GPU for so much of the time only.")
 ]
+AdapterModel = Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")]
+Version = Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+MostMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 FreeMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default the free memory.")]
 

@@ -8,29 +8,10 @@ from contextlib import contextmanager, nullcontext
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
+from sebp_edge import events
 from sebp_edge.basics.units import duration, gigabytes, percent, plural, sizes_apart
 from sebp_edge.cli.console import JOB, discard_output, err, hanging, out
-from sebp_edge.events import (
-    Evaluated,
-    Event,
-    ExamplesEvaluated,
-    JobProgress,
-    JobStarted,
-    JsonLines,
-    LearningOn,
-    MemoryPlanned,
-    MemoryPressure,
-    MemoryProbed,
-    MemoryRanOut,
-    ModelLoaded,
-    NameInUse,
-    Notice,
-    Sink,
-    StepDone,
-    TextsRead,
-    TrainingStarted,
-    Waiting,
-)
+from sebp_edge.events import Event, JsonLines, Sink
 from sebp_edge.values.documents import LeftOut
 
 MAX_LEFT_OUT_LINES = 10
@@ -95,11 +76,11 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
         yield send
 
 
-def _done(whole: JobProgress) -> str:
+def _done(whole: events.JobProgress) -> str:
     return f"{int(100 * whole.fraction):>3} %"
 
 
-def _left(whole: JobProgress) -> str:
+def _left(whole: events.JobProgress) -> str:
     """Returns the time left of the call; empty if it is unknown, or over."""
     return f"{duration(whole.seconds_left)} left" if whole.seconds_left else ""
 
@@ -109,7 +90,7 @@ class ProgressPrinter:
 
     def __init__(self, bar: Progress | None, *, lists_left_out: bool = True):
         self._bar, self._lists_left_out = bar, lists_left_out
-        self._whole = JobProgress("", 0.0, None)
+        self._whole = events.JobProgress("", 0.0, None)
         self._last_print = time.monotonic()  # a refusal at once is the only line
         self._num_documents = self._num_trainings = 0
         if bar is not None:
@@ -117,39 +98,39 @@ class ProgressPrinter:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case JobProgress():
+            case events.JobProgress():
                 self._job_progress(event)
-            case Notice() | NameInUse() | Waiting():
+            case events.Notice() | events.NameInUse() | events.Waiting():
                 self._print_note(escape(event.message))
-            case JobStarted() if event.progress:
+            case events.JobStarted() if event.progress:
                 out.print(f"going on at {percent(event.progress, 0)}")
-            case MemoryPlanned():
+            case events.MemoryPlanned():
                 peak, budget = sizes_apart(event.peak, event.budget)
                 out.print(f"plan: {event.description}; about {peak} of {budget}, about {duration(event.seconds)}")
-            case MemoryProbed():
+            case events.MemoryProbed():
                 predicted = "" if event.predicted is None else f", predicted {gigabytes(event.predicted)}"
                 out.print(f"dry run: {gigabytes(event.peak)} with a micro-batch of {event.rows:,} tokens{predicted}")
-            case ModelLoaded():
+            case events.ModelLoaded():
                 millions = f"{event.parameters / 1e6:,.1f} million parameters"
                 out.print(f"[bold]{escape(event.model)}[/]: {millions} on {event.device}, {event.dtype}")
-            case TextsRead():
+            case events.TextsRead():
                 self._texts_read(event)
-            case LearningOn():
+            case events.LearningOn():
                 self._learning_on(event)
-            case TrainingStarted():
+            case events.TrainingStarted():
                 self._training_started(event)
-            case MemoryRanOut():
+            case events.MemoryRanOut():
                 self._print_note(f"memory ran out; micro-batches have at most {event.max_rows:,} tokens from now on")
-            case MemoryPressure():
+            case events.MemoryPressure():
                 self._print_note(
                     f"free memory is {gigabytes(event.shortfall)} too low, mostly because of other programs; "
                     f"micro-batches have at most {event.max_rows:,} tokens from now on"
                 )
-            case StepDone():
+            case events.StepDone():
                 self._step(event)
-            case Evaluated():
+            case events.Evaluated():
                 self._evaluated(event)
-            case ExamplesEvaluated():
+            case events.ExamplesEvaluated():
                 self._show_figures(f"evaluating {event.done}/{event.examples}")
 
     def _print_note(self, message: str) -> None:
@@ -157,7 +138,7 @@ class ProgressPrinter:
         console = out if self._bar is not None and err.is_terminal else err
         console.print(f"[yellow]note:[/] {message}")
 
-    def _job_progress(self, event: JobProgress) -> None:
+    def _job_progress(self, event: events.JobProgress) -> None:
         begins, self._whole = event.phase != self._whole.phase, event
         what = _PHASES.get(event.phase, event.phase)
         if self._bar is not None:
@@ -176,7 +157,7 @@ class ProgressPrinter:
         if self._bar is not None:
             self._bar.update(self._task, figures=figures if out.width >= MIN_WIDTH_FOR_FIGURES else "")
 
-    def _texts_read(self, event: TextsRead) -> None:
+    def _texts_read(self, event: events.TextsRead) -> None:
         self._num_documents = event.documents
         out.print(f"{plural(event.documents, 'document')}, {plural(event.tokens, 'token')}")
         if not self._lists_left_out and event.left_out:
@@ -190,14 +171,14 @@ class ProgressPrinter:
         if more := sum(number for number, _ in lines[MAX_LEFT_OUT_LINES:]):
             out.print(f"  and {more:,} more (--json lists them all)", style="dim")
 
-    def _learning_on(self, event: LearningOn) -> None:
+    def _learning_on(self, event: events.LearningOn) -> None:
         out.print(event.summary)
         if event.gone:
             documents = f"{plural(event.gone, 'document')} of version {event.version}"
             verb, them = ("is", "it") if event.gone == 1 else ("are", "them")
             self._print_note(f"{documents} {verb} not among these texts, but still known; --sync forgets {them}")
 
-    def _training_started(self, event: TrainingStarted) -> None:
+    def _training_started(self, event: events.TrainingStarted) -> None:
         self._num_trainings += 1
         name = _PHASES.get(event.phase, event.phase)
         if event.phase == "all documents" and self._num_trainings > 1:
@@ -209,7 +190,7 @@ class ProgressPrinter:
         epochs = f"at most {event.epochs} epochs" if event.epochs > 1 else "1 epoch"
         out.print(f"{name}: {documents}; {epochs}")
 
-    def _step(self, event: StepDone) -> None:
+    def _step(self, event: events.StepDone) -> None:
         steps, loss = f"step {event.step}/{event.steps}", f"loss {event.loss:.3f}"
         self._show_figures(f"{steps}  {loss}")
         is_due = time.monotonic() - self._last_print > SECONDS_BETWEEN_LINES
@@ -217,7 +198,7 @@ class ProgressPrinter:
             self._last_print = time.monotonic()
             out.print(f"{steps}  {loss}  {event.tokens_per_second:,.0f} tokens/s  {self._how_far()}")
 
-    def _evaluated(self, event: Evaluated) -> None:
+    def _evaluated(self, event: events.Evaluated) -> None:
         if event.split == "validation":
             when = f"after epoch {event.epoch}" if event.epoch else "before training"
             out.print(f"  {when}: validation loss {event.loss:.3f}{' (best)' if event.best and event.epoch else ''}")

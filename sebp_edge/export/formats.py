@@ -22,19 +22,9 @@ from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.lora import LoraFactors, read_factors
 from sebp_edge.engine.models.older_names import has_older_names
 from sebp_edge.errors import ExportError
-from sebp_edge.export import llama_cpp, mlx_lm
+from sebp_edge.export import gguf_file, llama_cpp, mlx_lm
 from sebp_edge.export.child import Predicted
 from sebp_edge.export.export_result import ExportProgress
-from sebp_edge.export.gguf_file import (
-    BITS,
-    dequantised,
-    kind_of,
-    open_exported,
-    quantised,
-    read_lora,
-    write_lora,
-    write_model,
-)
 from sebp_edge.export.gguf_tokenizer import GgufTokenizer
 from sebp_edge.export.llama_cpp import K_QUANTS, requantise
 from sebp_edge.export.model_weights import Read
@@ -199,12 +189,14 @@ class Gguf(Format):
 
     @property
     def num_bytes(self) -> int:
-        return int(self._source.model.num_parameters() * BITS.get(self.quant, 16) / 8)
+        return int(self._source.model.num_parameters() * gguf_file.BITS.get(self.quant, 16) / 8)
 
     def write(self, folder: Path, progress: ExportProgress) -> None:
         own = "f16" if self.quant in K_QUANTS else self.quant
         path = folder / (".f16" if self.quant in K_QUANTS else self.file)
-        write_model(path, self._source.name, self._model, self._tokenizer, self._source.weights, own, progress)
+        gguf_file.write_model(
+            path, self._source.name, self._model, self._tokenizer, self._source.weights, own, progress
+        )
         if self.quant in K_QUANTS:
             requantise(path, folder / self.file, self.quant, progress)
             path.unlink()
@@ -221,15 +213,15 @@ class Gguf(Format):
         shapes = self._source.weights.shapes
 
         def rounded(name: str) -> Tensor:
-            kind = kind_of(name, shapes[name], self.quant, shapes)
-            values = quantised(self._model.convert(name, read(name)), kind)
-            return self._model.restore(name, dequantised(values, kind))
+            kind = gguf_file.kind_of(name, shapes[name], self.quant, shapes)
+            values = gguf_file.quantised(self._model.convert(name, read(name)), kind)
+            return self._model.restore(name, gguf_file.dequantised(values, kind))
 
         return rounded
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         path = folder / self.file
-        expected, loss = comparison.with_weights(open_exported(path, self._model))
+        expected, loss = comparison.with_weights(gguf_file.open_exported(path, self._model))
         if not llama_cpp.is_installed():
             same = agreement(comparison.expected, likeliest(expected), comparison.texts.rows)
             if self.quant in ("f16", "bf16"):
@@ -237,11 +229,11 @@ class Gguf(Format):
             return ReadBack(OURSELVES, same, loss)
         texts = list(map(self._tokenizer.composed, comparison.texts.texts))
         found = llama_cpp.predict(path, comparison.texts.rows, texts, comparison.progress)
-        check_tokens("llama.cpp", found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
+        check_tokens(found, [self._source.tokenizer.backend_tokenizer.encode(text).ids for text in texts])
         return _compare("llama.cpp", found, comparison, loss, None if self.quant == "f16" else expected, self.quant)
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-        found = open_exported(folder / self.file, self._model)
+        found = gguf_file.open_exported(folder / self.file, self._model)
         if self.quant in K_QUANTS:  # llama.cpp's own rounding
             return ((tensor, tensor) for tensor in map(found, self._source.weights.shapes))
         expected = self.rounded(self._source.weights.read)
@@ -279,7 +271,7 @@ class GgufLora(Format):
         self._file = f"{source.name}-lora.gguf"
 
     def write(self, folder: Path, progress: ExportProgress) -> None:
-        write_lora(folder / self._file, self._model, self._source.weights.factors, progress)
+        gguf_file.write_lora(folder / self._file, self._model, self._source.weights.factors, progress)
 
     def read_back(self, folder: Path, comparison: BaseComparison) -> ReadBack:
         if not llama_cpp.is_installed():
@@ -287,13 +279,15 @@ class GgufLora(Format):
         # llama.cpp needs a base model too, which is deleted afterwards.
         base, weights = folder / ".base", self._source.weights.of_base()
         quietly = ExportProgress(on_event=lambda event: comparison.progress.check())
-        write_model(base, "base", self._model, self._tokenizer, weights, "f16", quietly)
+        gguf_file.write_model(base, "base", self._model, self._tokenizer, weights, "f16", quietly)
         found = llama_cpp.predict(base, comparison.texts.rows, [], comparison.progress, lora=folder / self._file)
         base.unlink()
         return _compare("llama.cpp", found, comparison, comparison.loss_adapter, quant="f16")
 
     def _tensors(self, folder: Path) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._factors(read_lora(folder / self._file, self._model, self._source.weights.factors.matrices))
+        return self._factors(
+            gguf_file.read_lora(folder / self._file, self._model, self._source.weights.factors.matrices)
+        )
 
 
 class Mlx(Format):

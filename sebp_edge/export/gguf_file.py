@@ -8,19 +8,10 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
+import gguf
 import numpy as np
 import torch
-from gguf import (
-    GGML_QUANT_VERSION,
-    GGMLQuantizationType,
-    GGUFReader,
-    GGUFType,
-    GGUFWriter,
-    LlamaFileType,
-    dequantize,
-    quant_shape_to_byte_shape,
-    quantize,
-)
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from sebp_edge.engine.models.gguf.families import GgufModel
@@ -49,11 +40,11 @@ def write_model(
     """
     kinds = {each: kind_of(each, shape, quant, weights.shapes) for each, shape in weights.shapes.items()}
     extra = list(model.extra_tensors())
-    with closing(GGUFWriter(path, model.arch)) as writer:
-        writer.add_type(GGUFType.MODEL)
+    with closing(gguf.GGUFWriter(path, model.arch)) as writer:
+        writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(name)
         writer.add_file_type(_FILE_TYPES[quant])
-        writer.add_quantization_version(GGML_QUANT_VERSION)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         model.add_settings(writer)
         tokenizer.add(writer)
         for each, tensor in extra:
@@ -71,8 +62,8 @@ def write_model(
 
 def write_lora(path: Path, model: GgufModel, factors: LoraFactors, progress: ExportProgress) -> None:
     """Writes an adapter in fp32, as llama.cpp takes it with --lora."""
-    with closing(GGUFWriter(path, model.arch)) as writer:
-        writer.add_type(GGUFType.ADAPTER)
+    with closing(gguf.GGUFWriter(path, model.arch)) as writer:
+        writer.add_type(gguf.GGUFType.ADAPTER)
         writer.add_string("adapter.type", "lora")
         writer.add_float32("adapter.lora.alpha", float(factors.lora_alpha))
         for name, (lora_A, lora_B) in factors.matrices.items():
@@ -106,7 +97,7 @@ def _quantised(rows: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
     if kind is GGMLQuantizationType.BF16:
         return rows.bfloat16().contiguous().view(torch.uint8).numpy()
     with np.errstate(over="ignore"):
-        values = quantize(rows.float().contiguous().numpy(), kind)
+        values = gguf.quantize(rows.float().contiguous().numpy(), kind)
     if kind is GGMLQuantizationType.F16 and not np.isfinite(values).all():
         raise ExportError("A weight is too large for f16; use --quant bf16.")
     return values
@@ -114,7 +105,7 @@ def _quantised(rows: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
 
 def dequantised(values: np.ndarray, kind: GGMLQuantizationType) -> Tensor:
     """Returns a tensor in fp32."""
-    return torch.from_numpy(np.array(dequantize(values, kind), dtype=np.float32))
+    return torch.from_numpy(np.array(gguf.dequantize(values, kind), dtype=np.float32))
 
 
 def open_exported(path: Path, model: GgufModel) -> Read:
@@ -122,7 +113,7 @@ def open_exported(path: Path, model: GgufModel) -> Read:
 
     It reads with the package gguf, which has the types of llama.cpp's K-quantisations that `models.gguf` lacks.
     """
-    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
 
     def read(name: str) -> Tensor:
         tensor = tensors[model.name(name)]
@@ -133,7 +124,7 @@ def open_exported(path: Path, model: GgufModel) -> Read:
 
 def read_lora(path: Path, model: GgufModel, names: Iterable[str]) -> LoraFactors:
     """Reads what `write_lora` has written, for the weights of these names."""
-    reader = GGUFReader(path)
+    reader = gguf.GGUFReader(path)
     tensors = {tensor.name: dequantised(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
     matrices = {
         name: (tensors[f"{model.name(name)}.lora_a"], model.restore(name, tensors[f"{model.name(name)}.lora_b"]))
@@ -143,20 +134,21 @@ def read_lora(path: Path, model: GgufModel, names: Iterable[str]) -> LoraFactors
     return LoraFactors(rank, reader.get_field("adapter.lora.alpha").contents(), matrices)
 
 
-def _announce(writer: GGUFWriter, name: str, shape: torch.Size, kind: GGMLQuantizationType) -> None:
+def _announce(writer: gguf.GGUFWriter, name: str, shape: torch.Size, kind: GGMLQuantizationType) -> None:
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         dtype = np.dtype(kind.name.lower().replace("f", "float"))
         writer.add_tensor_info(name, list(shape), dtype, int(np.prod(shape)) * dtype.itemsize)
     else:
-        in_bytes = quant_shape_to_byte_shape(shape, kind)
+        in_bytes = gguf.quant_shape_to_byte_shape(shape, kind)
         writer.add_tensor_info(name, list(in_bytes), np.dtype(np.uint8), int(np.prod(in_bytes)), raw_dtype=kind)
 
 
-def _write_header(writer: GGUFWriter) -> None:
+def _write_header(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
 
 
 # f32, which no export has, is for comparisons: llama.cpp rounds nothing there.
-_FILE_TYPES = {name: LlamaFileType[f"MOSTLY_{name.upper()}"] for name in QUANTISATIONS} | {"f32": LlamaFileType.ALL_F32}
+_FILE_TYPES = {name: gguf.LlamaFileType[f"MOSTLY_{name.upper()}"] for name in QUANTISATIONS}
+_FILE_TYPES["f32"] = gguf.LlamaFileType.ALL_F32

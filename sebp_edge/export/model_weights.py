@@ -36,7 +36,7 @@ class MergedWeights:
         self._model, self._base_path = model, base_path
         self.shapes = {name: tensor.shape for name, tensor in saved_tensors(model)}
         self.factors: LoraFactors | None = None
-        is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.MARKERS[0]).is_file()
+        is_lora = adapter_folder is not None and (adapter_folder / LoraAdapter.FILE).is_file()
         if adapter_folder is None or is_lora:
             shapes, self._read = _gguf(base_path) if base_path.is_file() else _safetensors(base_path)
             if any(shapes.get(name) != shape for name, shape in self.shapes.items()):

@@ -201,10 +201,10 @@ def check_agreement(program: str, found: Agreement, quant: str | None = None) ->
         )
 
 
-def check_tokens(program: str, predicted: Predicted, expected: list[list[int]]) -> None:
-    """Refuses a file whose tokenizer gives other tokens."""
+def check_tokens(predicted: Predicted, expected: list[list[int]]) -> None:
+    """Refuses a file of which llama.cpp reads other tokens."""
     if different := sum(found != right for found, right in zip(predicted.tokens, expected, strict=True)):
         raise ExportError(
-            f"{program} reads {different} of {len(expected)} texts as other tokens than the model's own tokenizer; "
+            f"llama.cpp reads {different} of {len(expected)} texts as other tokens than the model's own tokenizer; "
             "nothing was exported. Use --format merged, or peft."
         )

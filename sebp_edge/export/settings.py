@@ -8,14 +8,7 @@ import shutil
 from pathlib import Path
 
 from sebp_edge.basics.files import read_json
-from sebp_edge.engine.models.older_names import (
-    OLDER_ROPE,
-    ROPE,
-    complete_config,
-    differing_names,
-    has_older_names,
-    readable_by_older,
-)
+from sebp_edge.engine.models import older_names
 from sebp_edge.errors import ExportError
 from sebp_edge.export.source import Source
 
@@ -39,7 +32,10 @@ _TOKENIZER_FILES = (
 def write_settings(folder: Path, source: Source) -> None:
     """Writes all files of a merged model but the weights."""
     dtype = str(source.weights.dtype).removeprefix("torch.")
-    _write(folder / _CONFIG, complete_config(source.config, own_config(source), type(source.model).__name__, dtype))
+    _write(
+        folder / _CONFIG,
+        older_names.complete_config(source.config, own_config(source), type(source.model).__name__, dtype),
+    )
     if (settings := source.base_path / _GENERATION).is_file():
         shutil.copyfile(settings, folder / _GENERATION)
     elif source.reference.is_gguf:
@@ -50,11 +46,11 @@ def write_settings(folder: Path, source: Source) -> None:
 def check_settings(folder: Path, source: Source) -> None:
     """Refuses a merged model in whose config some programs read other settings than the base model's."""
     values = read_json(folder / _CONFIG)
-    readers = {"programs that read all names": (), "transformers 5": OLDER_ROPE}
-    if has_older_names(source.config):
-        readers["transformers 4 and mlx-lm"] = (ROPE,)
+    readers = {"programs that read all names": (), "transformers 5": older_names.OLDER_ROPE}
+    if older_names.has_older_names(source.config):
+        readers["transformers 4 and mlx-lm"] = (older_names.ROPE,)
     for programs, unread in readers.items():
-        if different := differing_names(values, source.config, unread):
+        if different := older_names.differing_names(values, source.config, unread):
             raise ExportError(
                 f"The exported config.json says something else than the base model's to {programs} "
                 f"({', '.join(different)}); nothing was exported. Use --format peft, and please report this."
@@ -64,10 +60,10 @@ def check_settings(folder: Path, source: Source) -> None:
 def check_for_mlx_lm(source: Source) -> None:
     """Refuses a base model's folder from which mlx-lm would read other rotary embeddings than the model's."""
     config, own = source.config, own_config(source)
-    if not getattr(config, ROPE, None):
+    if not getattr(config, older_names.ROPE, None):
         return
     is_named = "rope_theta" in own or config.model_type in _SAME_THETA
-    if not is_named or differing_names(own, config, (ROPE,)):
+    if not is_named or older_names.differing_names(own, config, (older_names.ROPE,)):
         raise ExportError(
             "mlx-lm reads rope_theta and rope_scaling in the base model's config.json, and "
             f"{source.reference.public_name} does not say there what rope_parameters says, so mlx-lm would compute "
@@ -90,7 +86,7 @@ def _write_tokenizer(folder: Path, source: Source) -> None:
     else:
         source.tokenizer.save_pretrained(folder)
     if (settings := folder / _TOKENIZER).is_file():
-        _write(settings, readable_by_older(read_json(settings)))
+        _write(settings, older_names.readable_by_older(read_json(settings)))
 
 
 def _write(path: Path, values: dict) -> None:

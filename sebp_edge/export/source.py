@@ -37,7 +37,7 @@ class Source:
     def open(cls, name: str, folder: Path, record: AdapterRecord, reference: ModelReference) -> "Source":
         """Opens an adapter and its base model, which must be its own; loads no weights."""
         model = model_from_config(reference)
-        base_path = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
+        base_path = hub.model_folder(reference)
         with raising_model_error(reference, "has no weights that can be read"):
             identity = (
                 file_fingerprint(base_path) if reference.is_gguf else fingerprint(type(model).__name__, base_path)

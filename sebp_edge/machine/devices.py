@@ -8,7 +8,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -142,43 +142,39 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 def _measured_matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     rows, columns = (4096, 4096) if device.type == "cuda" else (512, 1024)
     times = []
-    try:
+    with _measuring(f"on this {device.type.upper()} to measure its speed"):
         x, weight = (torch.ones(size, device=device, dtype=dtype) for size in ((rows, columns), (columns, columns)))
         while len(times) < 2 or (len(times) < 6 and sum(times) < 0.1):
-            synchronize(device)
-            begin = time.perf_counter()
-            x @ weight
-            synchronize(device)
-            times.append(time.perf_counter() - begin)
-    except RuntimeError as error:
-        if not ran_out_of_memory(error):
-            raise
-        raise MachineError(
-            f"Too little memory is free on this {device.type.upper()} to measure its speed; close other programs."
-        ) from error
+            times.append(seconds_of(lambda: x @ weight, device))
     return 2 * rows * columns * columns / min(times)
 
 
 @functools.cache
 def bus_rate(device: torch.device) -> float:
     """Returns the bytes per second of copies from locked host memory to a GPU, the best of three, measured once."""
-    times = []
-    try:
+    with _measuring("to measure the speed of the bus"):
         host = torch.empty(2**25, dtype=torch.uint8, pin_memory=True)
         copy = torch.empty_like(host, device=device)
-        for _ in range(3):
-            synchronize(device)
-            begin = time.perf_counter()
-            copy.copy_(host, non_blocking=True)
-            synchronize(device)
-            times.append(time.perf_counter() - begin)
+        return len(host) / min(seconds_of(lambda: copy.copy_(host, non_blocking=True), device) for _ in range(3))
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Returns the seconds of one call, until the device is done."""
+    synchronize(device)
+    begin = time.perf_counter()
+    run()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def _measuring(what: str) -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:
         if not ran_out_of_memory(error):
             raise
-        raise MachineError(
-            "Too little memory is free to measure the speed of the bus; close other programs."
-        ) from error
-    return len(host) / min(times)
+        raise MachineError(f"Too little memory is free {what}; close other programs.") from error
 
 
 def forked_random_state(device: torch.device) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sebp_edge.basics.files import expand_user, flush, parse_dataclass, storage_errors
 from sebp_edge.basics.stopping import PauseRequested
-from sebp_edge.basics.units import percent, plural
+from sebp_edge.basics.units import are, percent, plural, some
 from sebp_edge.basics.version import __version__
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.training.checkpoint import CheckpointFiles, RunState
@@ -248,7 +248,8 @@ class AdaptationJob:
                 numbers = {number: number_of[text] for number, text in enumerate(texts) if text in number_of}
                 resumed.state = resumed.state.renumbered(numbers)
         if new:
-            call.notify(Notice(f"{plural(len(new), 'document')} that came since {_are(new)} left for the next time."))
+            came = f"{plural(len(new), 'document')} that came since"
+            call.notify(Notice(f"{came} {are(len(new))} left for the next time."))
         resumed.gone = {text: key for text, key in known.items() if text not in set(there)}
         return replace(reading, documents=[here[text] for text in there])
 
@@ -317,8 +318,6 @@ class AdaptationJob:
             fixed = replace(fixed, lists=_digest_of_lists(folder, salt))
         settings = self.job.record.settings | {"recipe": asdict(call.recipe)}
         self.job.update(settings=settings, fixed=asdict(fixed))
-
-    # -------------------------------------------------------------------------------------------------------- private
 
     @contextmanager
     def _deleting_at_the_end(self) -> Iterator[None]:
@@ -414,16 +413,10 @@ def _digest_of_lists(folder: Path, salt: bytes) -> str:
 
 def _texts_changed(missing: int, known: int, new: list[str]) -> TextsChanged:
     names = tuple(map(printable, new))
-    named = ", ".join(map(repr, names[:_NAMED]))
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    found = f" New or changed {_are(names)} {named}{more}." if names else ""
+    found = f" New or changed {are(len(names))} {some([*map(repr, names)], _NAMED)}." if names else ""
     return TextsChanged(
-        f"Of the {plural(known, 'document')} that the training knows, {missing} {_are(range(missing))} not there as "
-        f"they were.{found} Restore them, go on without them with --changed without (changed='without'), or {_OVER}.",
+        f"Of the {plural(known, 'document')} that the training knows, {missing} {are(missing)} not there as they were."
+        f"{found} Restore them, go on without them with --changed without (changed='without'), or {_OVER}.",
         names,
         missing,
     )
-
-
-def _are(things) -> str:
-    return "is" if len(things) == 1 else "are"

@@ -29,6 +29,7 @@ from sebp_edge.errors import (
 from sebp_edge.events import AdapterSaved, Notice
 from sebp_edge.machine import devices
 from sebp_edge.recipe import Recipe
+from sebp_edge.run import work_ahead
 from sebp_edge.run.adaptation_job import AdaptationJob
 from sebp_edge.run.assessment import Assessor
 from sebp_edge.run.encoding import TrainingPreparation
@@ -42,14 +43,6 @@ from sebp_edge.run.saving import NewVersion, Place, describe_activation, describ
 from sebp_edge.run.texts_comparison import compare_with_active
 from sebp_edge.run.unchanged import UnchangedResult, find_unchanged
 from sebp_edge.run.version_texts import VersionTexts
-from sebp_edge.run.work_ahead import (
-    ATTACH,
-    LOAD,
-    SAVE,
-    loading,
-    phases_ahead,
-    seconds_of_a_token,
-)
 from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.saved import SavedAdapter
 
@@ -168,8 +161,8 @@ class Adapting:
         elif resumed.fixed.peak is not None:
             self._preparation.refuse_less_memory(resumed.fixed.peak)
         if planned is not None:
-            self._lay_out(planned.prepared, planned.schedules, planned.token, loading(planned.plan.chosen))
-        self._call.job.enter(LOAD)
+            self._lay_out(planned.prepared, planned.schedules, planned.token, work_ahead.loading(planned.plan.chosen))
+        self._call.job.enter(work_ahead.LOAD)
         return planned
 
     def _begin(
@@ -225,7 +218,8 @@ class Adapting:
         call, preparation = self._call, self._preparation
         schedules = preparation.schedule(prepared, planned)
         rate = devices.matmul_rate(base.device, base.dtype)
-        token = planned.token if planned else seconds_of_a_token(base.num_parameters, rate, on_gpu=call.on_gpu)
+        counted = work_ahead.seconds_of_a_token(base.num_parameters, rate, on_gpu=call.on_gpu)
+        token = planned.token if planned else counted
         self._lay_out(prepared, schedules, token)
         if (seconds := call.job.seconds_left) > SLOW_SECONDS:
             device, less = call.device.type.upper(), "a smaller model, fewer texts or fewer epochs take less time"
@@ -256,7 +250,7 @@ class Adapting:
         assessor = training.assessor = Assessor(run, self._preparation.reading.documents, call.job, checks)
         life = Life() if place.out else assessor.examine_life(place.adapter, compares=self._compares)
         dataset = run.task.dataset
-        call.job.enter(ATTACH)
+        call.job.enter(work_ahead.ATTACH)
         gate = Gate(run.task.recipe.margin, dataset.draw.cluster_of, not dataset.concerns, life)
         return assessor.ask_quiz(run.train(gate, assessor.known.base))
 
@@ -275,7 +269,7 @@ class Adapting:
         """
         call, place, overtaken_by = self._call, self._place, None
         call.interruptions.defer()
-        call.job.enter(SAVE)
+        call.job.enter(work_ahead.SAVE)
         is_activated = judged.passed or self._options.activate_anyway
         version = NewVersion.of(training.run, training.texts, None, keeps_words=self._options.keep_samples)
         try:
@@ -370,14 +364,12 @@ class Adapting:
         if out_of_memory:
             raise self._out_of_memory_error(training) from error
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
         earlier = {self._place.active_version} - {None} if self._compares else set()
         if earlier:
             earlier |= {*read_best_versions(self._place.adapter).best[:1]}
         recipe = self._preparation.recipe.with_defaults()
-        ahead = phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
+        ahead = work_ahead.phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
         self._call.job.lay_out([*before, *ahead])
 
     def _activate(self, saved: SavedAdapter, was_active: int | None) -> tuple[SavedAdapter, int | None]:

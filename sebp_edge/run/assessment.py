@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sebp_edge.ask.general_texts import encode_probes
 from sebp_edge.engine.models.adaptation import Adaptation, load, take
+from sebp_edge.engine.models.architecture import longest_sequence
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.training.copies import longest_copies
 from sebp_edge.engine.training.evaluation import HeldOutLoss
@@ -112,7 +113,7 @@ class Assessor:
                 after = continue_each(base, self._beginnings, self._check, decoder)
             before = self._continue_before(decoder)
         self._job.enter(GENERAL)
-        probes = encode_probes(base.tokenizer, getattr(base.model.config, "max_position_embeddings", None))
+        probes = encode_probes(base.tokenizer, longest_sequence(base.model))
         probed = probe(base, adaptation, probes, self._on_event, run.task.options, self._check)
         self._job.enter(COPIES)
         examples, names = run.task.dataset.examples, [document.source for document in self._documents]

@@ -9,6 +9,7 @@ from sebp_edge.ask.answer import Answer, checked
 from sebp_edge.ask.passages import Passage
 from sebp_edge.ask.searched_texts import SearchedTexts
 from sebp_edge.ask.wording import prompt_for, shown
+from sebp_edge.engine.models.architecture import longest_sequence
 from sebp_edge.engine.models.completion import Completion, complete_text
 from sebp_edge.engine.models.generation import Generation, generate_text
 from sebp_edge.engine.models.loading import BaseModel
@@ -59,7 +60,7 @@ def complete(
     """Completes a text; see `Personalizer.complete`."""
     check_text(before, "before")
     with call.generating(choice) as (base, decoder, _):
-        limit = getattr(base.model.config, "max_position_embeddings", None)
+        limit = longest_sequence(base.model)
         encode = partial(encode_texts, tokenizer=base.tokenizer)
         most = _MAX_CHARACTERS
         while limit is not None and most > 16 and len(encode([_end_of(before, most)])[0]) + max_new_tokens > limit:
@@ -120,7 +121,7 @@ def _prompt(
     question: str, passages: tuple[Passage, ...], before: Sequence[Turn], base: BaseModel, max_new_tokens: int
 ) -> tuple[EncodedPrompt, tuple[Passage, ...]]:
     """Returns the tokens of as many passages as fit, and the question after them; and the passages."""
-    limit = getattr(base.model.config, "max_position_embeddings", None)
+    limit = longest_sequence(base.model)
     while True:
         prompt = prompt_for(question, base.tokenizer, document=shown(passages), before=before)
         if limit is None or len(prompt.input_ids) + max_new_tokens <= limit:

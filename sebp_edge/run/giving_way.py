@@ -118,7 +118,7 @@ class GivingWay:
             Interrupted: the call was stopped.
         """
         self.frees, told = False, None
-        self._signal.renew(can_pause=True)
+        self._signal.renew()
         try:
             with self._job.standing_still():
                 while (reason := self._look()) is not None:
@@ -147,8 +147,6 @@ class GivingWay:
             self._while_waiting()
             until = until - begin + self._work_since(begin) * owed + time.perf_counter()
         self._rested = time.perf_counter()
-
-    # -------------------------------------------------------------------------------------------------------- private
 
     def _work_since(self, begin: float) -> float:
         """Waits for the GPU; returns the seconds since then."""

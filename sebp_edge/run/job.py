@@ -9,35 +9,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import psutil
 
-from sebp_edge.basics.stopping import Check, StopSignal
+from sebp_edge import events
+from sebp_edge.basics.stopping import Check, StopSignal, in_thread
 from sebp_edge.basics.units import duration
 from sebp_edge.engine.models.libraries import quiet_libraries
-from sebp_edge.events import (
-    Event,
-    ExampleAnalyzed,
-    ExamplesEvaluated,
-    GraphCaptured,
-    JobProgress,
-    JobStarted,
-    MemoryProbed,
-    Notice,
-    PreparationProgress,
-    Sink,
-    StepDone,
-    TensorWritten,
-    TrainingStarted,
-    Waiting,
-    new_job,
-    now,
-)
+from sebp_edge.events import Event, Sink, new_job, now
 
 Result = TypeVar("Result")
 
@@ -159,33 +141,33 @@ class JobSink:
 
     def __call__(self, event: Event) -> None:
         """Passes an event on, and counts what it says was done."""
-        if isinstance(event, TrainingStarted):
+        if isinstance(event, events.TrainingStarted):
             self.enter(event.phase)
             event = replace(event, time=now())  # after the phase's first event
         self._on_event(event.of_job(self.id))
         match event:
-            case JobStarted():
+            case events.JobStarted():
                 self._resumed_at = event.progress
                 self._began = self.clock()
-            case Waiting():
+            case events.Waiting():
                 self._reports = True
-                self._on_event(JobProgress("waiting", round(self.fraction, 4), None).of_job(self.id))
-            case StepDone():
+                self._on_event(events.JobProgress("waiting", round(self.fraction, 4), None).of_job(self.id))
+            case events.StepDone():
                 self._resize(STEPS, event.steps - event.step + 1)
                 self._advance(STEPS, 1)
-            case ExamplesEvaluated():
+            case events.ExamplesEvaluated():
                 self._done = 0 if event.done <= self._done else self._done
                 self._advance(EVALUATIONS, event.done - self._done)
                 self._done = event.done % event.examples
-            case ExampleAnalyzed():
+            case events.ExampleAnalyzed():
                 self._part_done(GRADIENTS, event.example, event.examples)
-            case TensorWritten():
+            case events.TensorWritten():
                 self._part_done(WRITING, event.tensor, event.tensors)
                 if event.tensor == event.tensors:
                     self.enter(READING_BACK)
-            case GraphCaptured() | MemoryProbed():
+            case events.GraphCaptured() | events.MemoryProbed():
                 self._marked = self.clock()  # the next step does not take this long again
-            case PreparationProgress():
+            case events.PreparationProgress():
                 self._prepared(event)
 
     def standing_still(self) -> AbstractContextManager[None]:
@@ -268,36 +250,30 @@ class JobSink:
         """
         if not self._reports:
             return compute(check)
-        made, unwanted = Future(), StopSignal()
+        unwanted = StopSignal()
 
-        def run() -> None:
-            try:
-                with quiet_libraries():
-                    made.set_result(compute(unwanted.check))
-            except BaseException as error:
-                made.set_exception(error)
+        def quietly() -> Result:
+            with quiet_libraries():
+                return compute(unwanted.check)
 
-        threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
         try:
-            while not wait([made], SECONDS / 2).done:
-                check()
+            return in_thread(quietly, check, SECONDS / 2)
         except BaseException:
             unwanted.set()
             raise
-        return made.result()
 
     def finish(self) -> None:
         """Tells that all is done, if the progress was told at all."""
         if self._reports:
             self._send(1.0, 0.0)
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     def _send(self, fraction: float, left: float | None) -> None:
         self._sent = self.clock()
         fraction = self._resumed_at + (1 - self._resumed_at) * fraction
         self.fraction = max(self.fraction, fraction)
-        self._on_event(JobProgress(self._phase.name, round(self.fraction, 4), left and round(left, 1)).of_job(self.id))
+        self._on_event(
+            events.JobProgress(self._phase.name, round(self.fraction, 4), left and round(left, 1)).of_job(self.id)
+        )
 
     def _explain(self, total: float) -> None:
         """Says why the whole takes more than twice as long as was told."""
@@ -308,9 +284,9 @@ class JobSink:
             is_busy = psutil.getloadavg()[0] > 1.5 * (psutil.cpu_count() or 1)
             why = "This machine is busy" if is_busy else "This machine is slower than was expected"
             notice = f"{why}: it takes about {duration(total)} in all, and not {duration(told)}."
-            self._on_event(Notice(notice).of_job(self.id))
+            self._on_event(events.Notice(notice).of_job(self.id))
 
-    def _prepared(self, event: PreparationProgress) -> None:
+    def _prepared(self, event: events.PreparationProgress) -> None:
         """Counts what is done of a stage, if that is a phase; before the work is laid out, each is."""
         is_phase = not self._is_laid_out or any(phase.name == event.stage for phase in self._ahead)
         if event.stage != self._phase.name and is_phase:

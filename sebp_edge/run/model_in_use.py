@@ -67,9 +67,8 @@ class ModelInUse:
         self.adapter_folder: Path | None = None
         self.prompts = "text"
         self.owners: tuple[Path | None, str] | None = None
-        # The decoder of the last call, and what the model was then: the base model, and the adapter that it had.
-        self._decoder: Decoder | None = None
-        self._decoded: tuple[BaseModel | None, Adaptation | None] = (None, None)
+        # Of the model with the adapter in use, and of the base model, by whether it is with one.
+        self._decoders: dict[bool, Decoder] = {}
 
     @property
     def loaded_bytes(self) -> int:
@@ -97,7 +96,7 @@ class ModelInUse:
             streamed: of how many blocks the frozen matrices are to be in host memory; None for those that must be.
         """
         if recipe is not None:
-            self._forget_decoder()
+            self._decoders.clear()
         if recipe is not None and self.base is not None:
             is_as_wanted = streamed in (None, self.base.streamed_blocks)
             if self.base.in_4bit != recipe.load_in_4bit or not is_as_wanted:
@@ -118,7 +117,7 @@ class ModelInUse:
 
     def release(self) -> None:
         """Frees the model's memory; it is loaded again, with the adapter in use, when it is next needed."""
-        self._forget_decoder()
+        self._decoders.clear()
         self.base = self.adaptation = None
         gc.collect()  # a layer in 4 bits and its weight refer to each other
         devices.release_memory(self.device)
@@ -163,8 +162,8 @@ class ModelInUse:
                 f"The adapter was made for {record.base_model}, not for {name}; use it with {record.model!r}."
             )
         if take(self.adaptation, self.base, folder):
-            if self._decoder is not None:
-                self._decoder.forget_texts()
+            if True in self._decoders:
+                self._decoders[True].forget_texts()
             self.use_adapter(self.adaptation, folder, record)
             return
         self.detach_adapter()
@@ -176,6 +175,8 @@ class ModelInUse:
 
     def use_adapter(self, adaptation: Adaptation, folder: Path, record: AdapterRecord) -> None:
         """Makes an adapter that is attached to the base model, and saved in `folder`, the one in use."""
+        if adaptation is not self.adaptation:
+            self._decoders.clear()
         self.adaptation, self.adapter_folder = adaptation, folder
         self.prompts, self.owners = record.prompts, None
 
@@ -187,13 +188,14 @@ class ModelInUse:
 
     def detach_adapter(self) -> None:
         """Takes the adapter in use, if any, off the base model, until `restore_adapter` or `use_adapter`."""
-        self._forget_decoder()
+        self._decoders.clear()
         if self.adaptation is not None:
             self.adaptation.detach()
             self.adaptation = None
 
     def restore_adapter(self, on_event: Sink) -> None:
         """Puts the adapter in use back on the base model, unless there is none or it was deleted."""
+        self._decoders.clear()
         self.adaptation = None
         try:
             if self.adapter_folder is not None:
@@ -212,22 +214,16 @@ class ModelInUse:
     def generating(self, *, with_adapter: bool) -> Iterator[tuple[Decoder, str]]:
         """Context in which the model has the adapter in use, or none; returns a decoder, and how prompts are rendered.
 
-        The decoder keeps beginnings of prompts until the base model or the adapter is another one, or is trained.
+        The decoder keeps beginnings of prompts until the base model is another one, or the adapter, or is trained.
         """
         used = self.adaptation if with_adapter else None
         try:
             with nullcontext() if used is self.adaptation else self.adaptation.disabled():
-                yield self._decoder_of(used), "text" if used is None else self.prompts
+                if (key := used is not None) not in self._decoders:
+                    self._decoders[key] = Decoder(self.base.model, keeps=True)
+                yield self._decoders[key], self.prompts if key else "text"
         except NonFiniteLogits as error:
             fault = "computes NaN or infinite logits"
             if used is None:
                 raise ModelError(f"The model {self.reference.name!r} {fault}; its weights are damaged.") from error
             raise AdapterError(f"With this adapter, the model {fault}; use another version or adapt again.") from error
-
-    def _decoder_of(self, used: Adaptation | None) -> Decoder:
-        if self._decoder is None or self._decoded != (self.base, used):
-            self._decoder, self._decoded = Decoder(self.base.model, keeps=True), (self.base, used)
-        return self._decoder
-
-    def _forget_decoder(self) -> None:
-        self._decoder, self._decoded = None, (None, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from sebp_edge.basics.units import are, some
 from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.run.call import Call
@@ -176,15 +177,13 @@ def remaining_of(base: Version, hashes: set[int], now: DocumentsNow, call: Call,
 
 def _missing(missing: Sequence[KnownDocument], base: Version, num_others: int, where: Where | None) -> str:
     """Returns which documents are missing, and what to do, in sentences."""
-    named = ", ".join(document.label for document in missing[:_NAMED])
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    verb = "is" if len(missing) == 1 else "are"
-    found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {verb} not"
+    named = some([document.label for document in missing], _NAMED)
+    found = f"of the {num_others} other documents of version {base.number}, {len(missing)} {are(len(missing))} not"
     if num_others == 1:
         found = f"the only other document of version {base.number} is not"
     learn = "or first learn the texts as they are now with `sebp-edge adapt`."
     if where is None:
-        return f"{found} among these texts as they were then ({named}{more}). Give all texts and restore these, {learn}"
+        return f"{found} among these texts as they were then ({named}). Give all texts and restore these, {learn}"
     if not where.paths:
         return (
             f"it is not known where the texts of version {base.number} are: it was made from texts without files, on "
@@ -195,11 +194,11 @@ def _missing(missing: Sequence[KnownDocument], base: Version, num_others: int, w
     there = ", ".join(repr(str(path)) for path in gone or paths)
     if gone:
         return (
-            f"{found} found ({named}{more}). They were expected in {there}, which {'is' if len(gone) == 1 else 'are'} "
-            "not there any more; give their new place with --texts (texts=)."
+            f"{found} found ({named}). They were expected in {there}, which {are(len(gone))} not there any more; give "
+            "their new place with --texts (texts=)."
         )
     return (
-        f"{found} in {there} as they were then ({named}{more}). Restore them, give another place that has them with "
+        f"{found} in {there} as they were then ({named}). Restore them, give another place that has them with "
         f"--texts (texts=), {learn}"
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
+from sebp_edge.engine.models.architecture import longest_sequence
 from sebp_edge.engine.models.decoding import Decoder
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.sampling import Sampling
@@ -162,6 +163,6 @@ def _encode(beginning: str | list[dict[str, str]], base: BaseModel) -> EncodedPr
         prompt = encode_prompt(beginning, base.tokenizer, chat=not isinstance(beginning, str))
     except TextsError:
         return None
-    limit = getattr(base.model.config, "max_position_embeddings", None)
+    limit = longest_sequence(base.model)
     fits = limit is None or len(prompt.input_ids) + SAMPLING.max_new_tokens <= limit
     return prompt if fits else None

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from sebp_edge.basics.units import plural
+from sebp_edge.basics.units import are, plural
 from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.where import Where
@@ -53,7 +53,7 @@ class UnchangedResult:
             f"{self.name!r} has learnt all of them, and stays active."
         )
         if self.gone:
-            known = f"{plural(self.gone, 'document')} that {'is' if self.gone == 1 else 'are'}"
+            known = f"{plural(self.gone, 'document')} that {are(self.gone)}"
             found += f" It also knows {known} not among these texts; --sync (sync=True) learns again without."
         if self.changes:
             before, now = (" and ".join(settings) for settings in zip(*self.changes, strict=True))

@@ -12,18 +12,8 @@ from sebp_edge.engine.memory.memory_plan import Choice, Plan
 from sebp_edge.engine.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
 from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.recipe import Recipe
-from sebp_edge.run.job import (
-    DECODING,
-    EVALUATIONS,
-    GRADIENTS,
-    LOADING,
-    PREPARING,
-    READING_BACK,
-    SAVING,
-    STEPS,
-    WRITING,
-    Phase,
-)
+from sebp_edge.run import job
+from sebp_edge.run.job import Phase
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.remembered import MANY_FOLDS
 
@@ -65,8 +55,9 @@ def most_tokens_in_folds(recipe: Recipe, num_parameters: int, *, on_gpu: bool) -
     if on_gpu:
         return math.inf
     # A document is trained on in all folds but two, and at the end. It is in one validation split, which is evaluated
-    # before each epoch and after the last, and in one test split.
-    passes = _passes(recipe) * (MANY_FOLDS - 1) * recipe.epochs + (recipe.epochs + 1) + 3
+    # after each epoch (before full fine-tuning too), and in one test split, evaluated twice; all are at the end.
+    validations = recipe.epochs + (recipe.method != "lora")
+    passes = _passes(recipe) * (MANY_FOLDS - 1) * recipe.epochs + validations + 3
     return MOST_SECONDS_IN_FOLDS / (passes * seconds_of_a_token(num_parameters, RATE_FOR_FOLDS, on_gpu=False))
 
 
@@ -90,18 +81,6 @@ def with_all_phases(plan: Plan, dataset: Dataset, schedules: Sequence[Schedule],
     return replace(plan, **{name: whole(getattr(plan, name)) for name in ("chosen", "larger", "smaller", "full")})
 
 
-def phases_ahead(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
-) -> list[Phase]:
-    """Returns the phases from the model's being loaded to the end.
-
-    Args:
-        token: the seconds of a token's forward pass.
-        num_earlier: the number of earlier versions to compare with.
-    """
-    return list(_phases(dataset, schedules, recipe, token, num_earlier))
-
-
 def phases_of_inspection() -> list[Phase]:
     """Returns the phases of `inspect`; what each takes is a guess, here and below."""
     return [_stage(name) for name in ("reading", "comparing", "tokenising", "planning")]
@@ -109,37 +88,43 @@ def phases_of_inspection() -> list[Phase]:
 
 def phases_of_analysis(examples: int) -> list[Phase]:
     """Returns the phases of `analyze`."""
-    own = Phase(GRADIENTS, {STEPS: examples}, {STEPS: 0.5 * examples})
-    return [_stage("reading"), Phase(LOAD, {}, {LOADING: 2.0}), *map(_stage, ("comparing", "tokenising")), own]
+    own = Phase(job.GRADIENTS, {job.STEPS: examples}, {job.STEPS: 0.5 * examples})
+    return [_stage("reading"), Phase(LOAD, {}, {job.LOADING: 2.0}), *map(_stage, ("comparing", "tokenising")), own]
 
 
 def phases_of_export() -> list[Phase]:
     """Returns the phases of `export`."""
     return [
-        Phase(LOAD, {}, {LOADING: 2.0}),
-        Phase(WRITING, {STEPS: 1}, {STEPS: 5.0}),
-        Phase(READING_BACK, {}, {SAVING: 5.0}),
+        Phase(LOAD, {}, {job.LOADING: 2.0}),
+        Phase(job.WRITING, {job.STEPS: 1}, {job.STEPS: 5.0}),
+        Phase(job.READING_BACK, {}, {job.SAVING: 5.0}),
     ]
 
 
 def loading(choice: Choice) -> Phase:
     """Returns the phase in which the model of a plan's choice is loaded."""
-    return Phase(LOAD, seconds={LOADING: FILE_SECONDS + choice.footprint.weights / DISK_RATE})
+    return Phase(LOAD, seconds={job.LOADING: FILE_SECONDS + choice.footprint.weights / DISK_RATE})
 
 
-def _phases(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, num_earlier: int
+def phases_ahead(
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
 ) -> Iterator[Phase]:
+    """Yields the phases from the model's being loaded to the end.
+
+    Args:
+        token: the seconds of a token's forward pass.
+        num_earlier: the number of earlier versions to compare with.
+    """
     if dataset.general:
         prompts = [each.num_tokens_before_loss for each in dataset.general if each.num_tokens_before_loss]
-        yield Phase(REPLIES, seconds={DECODING: _decoding(token, prompts, CHAT_TOKENS)})
+        yield Phase(REPLIES, seconds={job.DECODING: _decoding(token, prompts, CHAT_TOKENS)})
         yield _evaluation(TEACHER, token, len(dataset.general), sum(each.num_tokens for each in dataset.general))
     writes = _samples(dataset, token)
     if num_earlier:
         tested = num_earlier * list(chain.from_iterable(split.test for split in dataset.splits()))
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
         if dataset.quiz is not None:
-            phase.seconds[DECODING] = writes
+            phase.seconds[job.DECODING] = writes
         yield phase
     judged = [schedule for schedule in schedules if not schedule.trains_on_all]
     for number, schedule in enumerate(schedules, start=1):
@@ -147,16 +132,16 @@ def _phases(
         if schedule.trains_on_all:
             name = "all documents"
         phase = _evaluation(name, token, *schedule.num_evaluated)
-        phase.units[STEPS] = schedule.num_batches
+        phase.units[job.STEPS] = schedule.num_batches
         trained = schedule.num_tokens + TOKENS_PER_STEP_CPU * schedule.num_batches
-        phase.seconds[STEPS] = _passes(recipe) * token * trained
+        phase.seconds[job.STEPS] = _passes(recipe) * token * trained
         yield phase
     if dataset.quiz is not None:
-        yield Phase(BASE_QUIZ, seconds={DECODING: writes})
-        yield Phase(QUIZ, seconds={DECODING: writes})
-    yield Phase(SAVE, seconds={SAVING: FILE_SECONDS})
+        yield Phase(BASE_QUIZ, seconds={job.DECODING: writes})
+        yield Phase(QUIZ, seconds={job.DECODING: writes})
+    yield Phase(SAVE, seconds={job.SAVING: FILE_SECONDS})
     if dataset.quiz is None:
-        yield Phase(SAMPLES, seconds={DECODING: (2 + bool(num_earlier)) * writes})
+        yield Phase(SAMPLES, seconds={job.DECODING: (2 + bool(num_earlier)) * writes})
     yield _evaluation(GENERAL, token, 2 * GENERAL_EXAMPLES, 2 * GENERAL_TOKENS)
     copied = min(COPIED_TOKENS, dataset.num_tokens)
     yield _evaluation(COPIES, token, max(1, round(len(dataset.examples) * copied / dataset.num_tokens)), copied)
@@ -168,7 +153,7 @@ def _passes(recipe: Recipe) -> int:
 
 
 def _evaluation(name: str, token: float, examples: int, tokens: int) -> Phase:
-    return Phase(name, units={EVALUATIONS: examples}, seconds={EVALUATIONS: token * tokens})
+    return Phase(name, units={job.EVALUATIONS: examples}, seconds={job.EVALUATIONS: token * tokens})
 
 
 def _samples(dataset: Dataset, token: float) -> float:
@@ -185,4 +170,4 @@ def _decoding(token: float, prompts: list[int], new_tokens: int) -> float:
 
 
 def _stage(name: str) -> Phase:
-    return Phase(name, {PREPARING: 100}, {PREPARING: 1.0})
+    return Phase(name, {job.PREPARING: 100}, {job.PREPARING: 1.0})

@@ -216,9 +216,8 @@ class Client:
                 try:
                     self._take(json.loads(line))
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                    self._fail(
-                        _error("bad_message"), self._events.values()
-                    )  # it may have been any answer, or the last event
+                    # It may have been any answer, or the last event.
+                    self._fail(_error("bad_message"), self._events.values())
         except ValueError:  # the line is too long
             self._kill()
         finally:

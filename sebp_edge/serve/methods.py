@@ -8,22 +8,12 @@ from pathlib import Path
 
 from sebp_edge.errors import StorageError
 from sebp_edge.serve import messages
-from sebp_edge.serve.messages import (
-    JOBS,
-    CancelParams,
-    JobParams,
-    Refusal,
-    ResumeJobParams,
-    RunningJobParams,
-    StartJobParams,
-    SubscribeParams,
-    parse,
-)
+from sebp_edge.serve.messages import JOBS, Refusal, parse
 from sebp_edge.serve.served_jobs import ACTIVE, ENDED
 from sebp_edge.store.names import is_plain
 
 
-def start_job(server, params: StartJobParams) -> dict:
+def start_job(server, params: messages.StartJobParams) -> dict:
     """Starts a job, or returns the one that was started with this id."""
     if not is_plain(params.id):
         words = "has up to 64 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
@@ -42,7 +32,7 @@ def start_job(server, params: StartJobParams) -> dict:
     return _shown(job)
 
 
-def pause_job(server, params: RunningJobParams) -> dict:
+def pause_job(server, params: messages.RunningJobParams) -> dict:
     """Pauses the running job: its state is saved, and the worker ends. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
     if job.state not in ("running", "pausing") or job.stored is None:
@@ -52,7 +42,7 @@ def pause_job(server, params: RunningJobParams) -> dict:
     return _shown(server.jobs.get(job.id))
 
 
-def resume_job(server, params: ResumeJobParams) -> dict:
+def resume_job(server, params: messages.ResumeJobParams) -> dict:
     """Queues a job again whose state was saved, which goes on there."""
     job = server.jobs.get(params.id)
     if job.state in ("queued", "starting", "running"):
@@ -63,7 +53,7 @@ def resume_job(server, params: ResumeJobParams) -> dict:
     return _shown(server.jobs.resume(params))
 
 
-def cancel_job(server, params: RunningJobParams) -> dict:
+def cancel_job(server, params: messages.RunningJobParams) -> dict:
     """Cancels a job. Returns at once; the state is an event."""
     job = server.jobs.get(params.expected_job_id)
     if job.state in ENDED and not job.resumable:
@@ -75,7 +65,7 @@ def cancel_job(server, params: RunningJobParams) -> dict:
     return _shown(server.jobs.get(job.id))
 
 
-def remove_job(server, params: JobParams) -> dict:
+def remove_job(server, params: messages.JobParams) -> dict:
     """Deletes all that is known of a job that is over or paused; what it has made stays."""
     job = server.jobs.get(params.id)
     if job.state not in ENDED | {"paused"}:
@@ -105,7 +95,7 @@ def change_folders(server, params: messages.ChangeFoldersParams) -> dict:
     return {"folders": [*map(str, server.folders)]}
 
 
-def subscribe(server, params: SubscribeParams) -> dict:
+def subscribe(server, params: messages.SubscribeParams) -> dict:
     """Sends the events of a job after a number, and those to come, as notifications `job.event`."""
     job = server.jobs.get(params.id)
     # A journal that could not be written has lost events at a restart: then its numbers begin below the app's.
@@ -113,7 +103,7 @@ def subscribe(server, params: SubscribeParams) -> dict:
     return _shown(job)
 
 
-def unsubscribe(server, params: JobParams) -> dict:
+def unsubscribe(server, params: messages.JobParams) -> dict:
     """Sends no more events of a job."""
     server.jobs.subscriptions.pop(params.id, None)
     return {}
@@ -168,16 +158,16 @@ HERE = {
     "shutdown": (messages.NoParams, lambda server, params: server.end()),
     "unload": (messages.NoParams, unload),
     "folders": (messages.ChangeFoldersParams, change_folders),
-    "cancel": (CancelParams, lambda server, params: server.cancel(params.request)),
-    "jobs.start": (StartJobParams, start_job),
-    "jobs.get": (JobParams, lambda server, params: _shown(server.jobs.get(params.id))),
+    "cancel": (messages.CancelParams, lambda server, params: server.cancel(params.request)),
+    "jobs.start": (messages.StartJobParams, start_job),
+    "jobs.get": (messages.JobParams, lambda server, params: _shown(server.jobs.get(params.id))),
     "jobs.list": (messages.NoParams, lambda server, params: {"jobs": [*map(asdict, server.jobs.all())]}),
-    "jobs.pause": (RunningJobParams, pause_job),
-    "jobs.resume": (ResumeJobParams, resume_job),
-    "jobs.cancel": (RunningJobParams, cancel_job),
-    "jobs.remove": (JobParams, remove_job),
-    "jobs.subscribe": (SubscribeParams, subscribe),
-    "jobs.unsubscribe": (JobParams, unsubscribe),
+    "jobs.pause": (messages.RunningJobParams, pause_job),
+    "jobs.resume": (messages.ResumeJobParams, resume_job),
+    "jobs.cancel": (messages.RunningJobParams, cancel_job),
+    "jobs.remove": (messages.JobParams, remove_job),
+    "jobs.subscribe": (messages.SubscribeParams, subscribe),
+    "jobs.unsubscribe": (messages.JobParams, unsubscribe),
 }
 # What is answered later: from the store, by a planner, or by the worker.
 STORE = {

@@ -19,18 +19,8 @@ from sebp_edge.machine.host import free_host_memory
 from sebp_edge.machine.packages import package_versions
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.recipe import Recipe, check_seed
-from sebp_edge.serve.messages import (
-    AdapterParams,
-    FoldersParams,
-    ForgetParams,
-    GcParams,
-    InitializeParams,
-    NoParams,
-    Refusal,
-    ResumeJobParams,
-    TrainingParams,
-    error_of,
-)
+from sebp_edge.serve import messages
+from sebp_edge.serve.messages import Refusal, error_of
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.saved import SavedAdapter
 from sebp_edge.store.stored_jobs import JobRecord, settings_of
@@ -46,7 +36,7 @@ class ServedStore:
         requests: the method and parameters of those whose answer nobody has taken from here, by their `id`.
     """
 
-    def __init__(self, settings: InitializeParams):
+    def __init__(self, settings: messages.InitializeParams):
         budget = settings.memory_budget
         self._memory = None if budget is None else MemoryBudget.parse(budget).size
         self.adapters = AdapterStore(settings.store and Path(settings.store).absolute())
@@ -74,13 +64,13 @@ class ServedStore:
 
         Texts that are no files are not kept: to go on with the job after this server, the app gives them again.
         """
-        if not isinstance(params, TrainingParams):
+        if not isinstance(params, messages.TrainingParams):
             return getattr(params, "name", None), asdict(params)
         jobs = self.adapters.jobs
         if (jobs.folder / id).exists():
             raise Refusal("id_taken", "Another job in the store has this id.", "Choose a new id for each job.")
         recipe = Recipe.load(params.recipe)
-        if isinstance(params, ForgetParams):
+        if isinstance(params, messages.ForgetParams):
             kind, options = "forget", {"documents": params.documents, "near_duplicates": params.near_duplicates}
             name = params.name or "default"
         else:
@@ -106,10 +96,10 @@ class ServedStore:
             newest=max(adapter.versions()) if adapter.exists() else 0,
         )
         jobs.begin(record, id)
-        return adapter.name, asdict(ResumeJobParams(id=id, paths=params.paths, texts=params.texts))
+        return adapter.name, asdict(messages.ResumeJobParams(id=id, paths=params.paths, texts=params.texts))
 
 
-def list_adapters(store: AdapterStore, params: NoParams) -> dict:
+def list_adapters(store: AdapterStore, params: messages.NoParams) -> dict:
     """Returns each adapter with its active version, and those that cannot be read with the reason."""
     adapters, unreadable = [], []
     for name in store.names():
@@ -125,7 +115,7 @@ def list_adapters(store: AdapterStore, params: NoParams) -> dict:
     return {"adapters": adapters, "unreadable": unreadable}
 
 
-def history(store: AdapterStore, params: AdapterParams) -> dict:
+def history(store: AdapterStore, params: messages.AdapterParams) -> dict:
     """Returns the records of all versions of an adapter."""
     adapter = store.adapter(params.name)
     return {"name": adapter.name, "versions": [adapter.open(version).to_dict() for version in adapter.versions()]}
@@ -136,7 +126,7 @@ def active(saved: SavedAdapter) -> dict:
     return {"name": saved.name, "active": saved.version}
 
 
-def documents(store: AdapterStore, params: AdapterParams) -> dict:
+def documents(store: AdapterStore, params: messages.AdapterParams) -> dict:
     """Returns the documents of a version, by default the active one."""
     adapter = store.adapter(params.name)
     version = adapter.open(params.version).version
@@ -144,25 +134,25 @@ def documents(store: AdapterStore, params: AdapterParams) -> dict:
     return {"name": adapter.name, "version": version, "documents": found}
 
 
-def report(store: AdapterStore, params: AdapterParams) -> dict:
+def report(store: AdapterStore, params: messages.AdapterParams) -> dict:
     """Returns how a version was made and tested, as values and as a page without the owner's text."""
     found = store.adapter(params.name).report(params.version)
     return {"report": found.to_dict(), "html": found.to_html()}
 
 
-def gc(store: AdapterStore, params: GcParams) -> dict:
+def gc(store: AdapterStore, params: messages.GcParams) -> dict:
     """Returns what is of no use any more, or was, if it is to be deleted."""
     found = store.garbage(params.keep)
     return (store.gc(found) if params.delete else found).to_dict()
 
 
-def models(store: AdapterStore, params: FoldersParams) -> dict:
+def models(store: AdapterStore, params: messages.FoldersParams) -> dict:
     """Returns the models that are known by name, and others that are on this machine."""
     known = [{"name": name, **asdict(entry)} for name, entry in CATALOG.items()]
     return {"known": known, "local": find_local_models(params.folders)}
 
 
-def health(store: AdapterStore, params: NoParams) -> dict:
+def health(store: AdapterStore, params: messages.NoParams) -> dict:
     """Returns versions, the device that is used by default, and free memory in bytes.
 
     The device is None until a worker has found a GPU, or that there is none.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sebp_edge.engine.memory.shape_reader import keep_shape
 from sebp_edge.engine.memory.this_machine import keep_device
+from sebp_edge.engine.models.architecture import longest_sequence
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.row_cache import bytes_per_token
@@ -297,24 +298,17 @@ class Worker:
             "stop_when": self._tasks.stops[id],
         }
 
-    def _inspect(self, params: TextsParams, id: str | int) -> dict:
-        one = self._personalizer(params)
-        found = one.inspect(texts_of(params), name=params.name, stop_when=self._tasks.stops[id])
-        self._remember(one)
-        return found.to_dict()
-
-    def _plan(self, params: PlanParams, id: str | int) -> dict:
-        one = self._personalizer(params)
-        found = one.plan(texts_of(params), name=params.name, gpu=params.gpu, stop_when=self._tasks.stops[id])
-        self._remember(one)
-        return found.to_dict()
-
-    # ---------------------------------------------------------------------------------- what the planner asks for next
-
-    def _remember(self, one: Personalizer) -> None:
+    def _look_ahead(self, params: TextsParams, id: str | int) -> dict:
+        """Plans or inspects, and remembers of the model and the machine what a planner needs to do so itself."""
+        one, options = self._personalizer(params), {"name": params.name, "stop_when": self._tasks.stops[id]}
+        if isinstance(params, PlanParams):
+            found = one.plan(texts_of(params), gpu=params.gpu, **options)
+        else:
+            found = one.inspect(texts_of(params), **options)
         keep_shape(one.reference)
         if self._served is None:
             keep_device(one.device)
+        return found.to_dict()
 
     # ---------------------------------------------------------------------------------------------------------- models
 
@@ -365,7 +359,7 @@ def has_room(base: BaseModel, budget: int | None, used: int, characters: int, ne
         characters: the prompt's as JSON; counted as two to a token, where English has about four.
     """
     tokens = characters // 2 + new_tokens
-    tokens = min(tokens, getattr(base.model.config, "max_position_embeddings", None) or tokens)
+    tokens = min(tokens, longest_sequence(base.model) or tokens)
     return budget is None or used + tokens * bytes_per_token(base.model) <= budget
 
 
@@ -391,8 +385,8 @@ _ANSWERS = {
     "search": Worker._search,
     "generate": Worker._generate,
     "complete": Worker._complete,
-    "inspect": Worker._inspect,
-    "plan": Worker._plan,
+    "inspect": Worker._look_ahead,
+    "plan": Worker._look_ahead,
 }
 
 

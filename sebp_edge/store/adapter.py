@@ -15,24 +15,13 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sebp_edge.basics.files import expand_user, flush, make_private, storage_errors, write_atomically
 from sebp_edge.errors import AdapterError, StorageError, suggest
-from sebp_edge.store import archive, model_paths
+from sebp_edge.store import archive, folders, model_paths, where
 from sebp_edge.store.activation import read_activated, write_activated
 from sebp_edge.store.difference import Difference, compare_versions
-from sebp_edge.store.folders import (
-    Saveable,
-    adapter_names,
-    delete,
-    is_adapter,
-    put_aside,
-    sweep,
-    temporary_folder,
-    version_numbers,
-    write_version,
-)
+from sebp_edge.store.folders import Saveable
 from sebp_edge.store.lock import locked
 from sebp_edge.store.names import check_name, folder_of
 from sebp_edge.store.record import AdapterRecord
@@ -42,9 +31,7 @@ from sebp_edge.store.stored_jobs import Job, Jobs
 from sebp_edge.store.training_report import SAMPLES
 from sebp_edge.store.version_documents import DocumentList, KnownDocument
 from sebp_edge.store.version_report import VersionReport
-
-if TYPE_CHECKING:
-    from sebp_edge.store.where import Where
+from sebp_edge.store.where import Where
 
 
 class Adapter:
@@ -71,7 +58,7 @@ class Adapter:
         """
         with storage_errors("Cannot read the adapters in", self._store, ""):
             # Listed, since disks that ignore case find the folder of a similar name.
-            return self._store.is_dir() and self.folder in self._store.iterdir() and is_adapter(self.folder)
+            return self._store.is_dir() and self.folder in self._store.iterdir() and folders.is_adapter(self.folder)
 
     def versions(self) -> list[int]:
         """Returns the numbers of all versions, oldest first.
@@ -82,7 +69,7 @@ class Adapter:
         """
         self._require()
         with storage_errors("Cannot read the adapter in", self.folder, ""):
-            return version_numbers(self.folder)
+            return folders.version_numbers(self.folder)
 
     def version_folder(self, version: int) -> Path:
         """Returns the folder of a version; raises an AdapterError if there is none."""
@@ -201,17 +188,14 @@ class Adapter:
         archive.write(saved.path, self.name, expand_user(to), replaced)
         return saved
 
-    def wheres(self) -> dict[int, "Where"]:
+    def wheres(self) -> dict[int, Where]:
         """Returns where on this machine the versions were made, by number, as far as it is known."""
-        # Imported here, as below, since most commands need no patterns of files.
-        from sebp_edge.store import where
-
         return where.read(self.folder)
 
     # --------------------------------------------------------------------------------------------------------- changes
 
     def save(
-        self, adaptation: Saveable, record: AdapterRecord, *, activate: bool, where: "Where | None" = None
+        self, adaptation: Saveable, record: AdapterRecord, *, activate: bool, where: Where | None = None
     ) -> SavedAdapter:
         """Saves a new version, and makes it the active one if `activate` is set.
 
@@ -223,18 +207,18 @@ class Adapter:
         """
         with storage_errors("Cannot save to", self.folder):
             make_private(self._store)
-            with temporary_folder(self._store) as temporary:
-                write_version(adaptation, record, temporary)
+            with folders.temporary_folder(self._store) as temporary:
+                folders.write_version(adaptation, record, temporary)
                 return self.add(temporary, record, activate=activate, where=where)
 
     def add(
-        self, written: Path, record: AdapterRecord, *, activate: bool = False, where: "Where | None" = None
+        self, written: Path, record: AdapterRecord, *, activate: bool = False, where: Where | None = None
     ) -> SavedAdapter:
         """Makes a written folder the next version; see `save`."""
         with locked(self._store):
-            sweep(self._store)
+            folders.sweep(self._store)
             make_private(self.folder)
-            version = 1 + max(version_numbers(self.folder), default=0)
+            version = 1 + max(folders.version_numbers(self.folder), default=0)
             version = max(version, 1 + self._last_number())
             while os.path.lexists(self.folder / str(version)):  # not a folder, so not a version
                 version += 1
@@ -315,7 +299,7 @@ class Adapter:
                     f"There already is an adapter {renamed.name!r}; choose another name, or remove that adapter first."
                 )
             if os.path.lexists(renamed.folder):  # a killed process left it
-                delete(put_aside(renamed.folder))
+                folders.delete(folders.put_aside(renamed.folder))
             number = max(self._last_number(), renamed._last_number())
             write_number(self._store, renamed.name, number)
             self.folder.rename(renamed.folder)
@@ -337,7 +321,7 @@ class Adapter:
         path = self.folder if version is None else self.folder / str(version)
         with storage_errors("Cannot delete", path, ""), locked(self._store):
             self.delete_versions(self.versions() if version is None else [version])
-            sweep(self._store)
+            folders.sweep(self._store)
         return self.active()
 
     def erase(self, versions: list[int], lists: Mapping[int, str], keys: Mapping[bytes, set[int]]) -> None:
@@ -352,9 +336,9 @@ class Adapter:
                 self.delete_versions(versions)
             for version, text in lists.items():
                 write_atomically(self.folder / str(version) / DOCUMENTS, text)
-            sweep(self._store)
+            folders.sweep(self._store)
 
-    def remember_where(self, version: int, where: "Where") -> None:
+    def remember_where(self, version: int, where: Where) -> None:
         """Remembers where a version was made, in place of what is known of that; a disk that refuses it is no error."""
         with suppress(OSError), locked(self._store):
             self._remember_where(version, where)
@@ -363,8 +347,6 @@ class Adapter:
 
     def delete_versions(self, versions: list[int]) -> None:
         """Deletes versions; the whole adapter if no version remains."""
-        from sebp_edge.store import where
-
         paths = [self.version_folder(version) for version in versions]
         fingerprints = model_paths.fingerprints_of(paths)
         remaining = set(self.versions()) - set(versions)
@@ -377,15 +359,13 @@ class Adapter:
         if remaining and activated and activated[0] in versions:
             # Changed first, so that no process finds a version active that is not there.
             write_activated(self.folder, [version for version in activated if version in remaining])
-        for renamed in [put_aside(path) for path in paths]:
+        for renamed in [folders.put_aside(path) for path in paths]:
             with storage_errors("The adapter was removed, but some of its files remain in", renamed, "; delete them"):
                 shutil.rmtree(renamed)
         model_paths.forget_unused(self._store, fingerprints)
 
-    def _remember_where(self, version: int, one: "Where") -> None:
-        from sebp_edge.store import where
-
-        versions = version_numbers(self.folder)
+    def _remember_where(self, version: int, one: Where) -> None:
+        versions = folders.version_numbers(self.folder)
         known = {number: each for number, each in where.read(self.folder).items() if number in versions}
         where.write(self.folder, known | {version: one})
 
@@ -394,10 +374,8 @@ class Adapter:
         write_activated(self.folder, [saved.version, *others])
         return dataclasses.replace(saved, active=True)
 
-    # -------------------------------------------------------------------------------------------------------- private
-
     def _last_number(self) -> int:
-        return read_number(self._store, self.name) or max(version_numbers(self.folder), default=0)
+        return read_number(self._store, self.name) or max(folders.version_numbers(self.folder), default=0)
 
     def _activation_errors(self, version: int) -> AbstractContextManager:
         what = f"Version {version} of the adapter {self.name!r} was saved but not activated: cannot write to"
@@ -406,6 +384,6 @@ class Adapter:
     def _require(self) -> None:
         """Raises an AdapterError if there is no such adapter."""
         if not self.exists():
-            names = adapter_names(self._store)
+            names = folders.adapter_names(self._store)
             known = f"; {suggest(self.name, names)}" if names else "; the store is empty."
             raise AdapterError(f"There is no adapter {self.name!r}{known}")

@@ -74,10 +74,8 @@ def old_versions(adapter: Adapter, keep: int) -> list[OldVersion]:
     for version in adapter.versions():
         with suppress(AdapterError):
             records[version] = AdapterRecord.read(adapter.folder / str(version))
-    newest, stays = (
-        sorted(records)[-keep:],
-        {*read_activated(adapter.folder)[:2], *read_best_versions(adapter).best[:1]},
-    )
+    newest = sorted(records)[-keep:]
+    stays = {*read_activated(adapter.folder)[:2], *read_best_versions(adapter).best[:1]}
     for version, record in records.items():
         interrupted = record.is_interrupted and version != newest[-1]
         if version not in stays and (interrupted or version not in newest):

@@ -20,14 +20,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sebp_edge.basics.files import (
-    make_private,
-    parse_dataclass,
-    read_checked_json,
-    read_json,
-    storage_errors,
-    write_checked_json,
-)
+from sebp_edge.basics import files
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import AdapterError, JobError, StorageError, suggest
 from sebp_edge.machine.politeness import Politeness
@@ -122,7 +115,7 @@ class Job:
     def progress(self) -> float:
         """How much of it is done, from 0 to 1: what was told last, or at its checkpoint if it was killed since."""
         with suppress(OSError, ValueError, TypeError):
-            return max(self.record.progress, float(read_json(self.folder / CHECKPOINT).get("share", 0.0)))
+            return max(self.record.progress, float(files.read_json(self.folder / CHECKPOINT).get("share", 0.0)))
         return self.record.progress
 
     @property
@@ -146,7 +139,7 @@ class Job:
             JobError: another process does.
         """
         deadline = time.monotonic() + _WAIT_SECONDS
-        with storage_errors("Cannot write to", self.folder):
+        with files.storage_errors("Cannot write to", self.folder):
             (self.folder / _LOCK).touch(mode=0o600)
         while True:
             with lock_file(self.folder / _LOCK) as is_free:
@@ -161,12 +154,12 @@ class Job:
     def update(self, **changes) -> None:
         """Changes values of its record."""
         self.record = dataclasses.replace(self.record, **changes)
-        with storage_errors("Cannot write to", self.folder):
-            write_checked_json(self.folder / _RECORD, asdict(self.record))
+        with files.storage_errors("Cannot write to", self.folder):
+            files.write_checked_json(self.folder / _RECORD, asdict(self.record))
 
     def start_over(self) -> None:
         """Deletes its checkpoint, and what was chosen when it was begun."""
-        with storage_errors("Cannot delete in", self.folder, ""):
+        with files.storage_errors("Cannot delete in", self.folder, ""):
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
             self.update(fixed={}, progress=0.0)
             for path in self.folder.iterdir():
@@ -194,7 +187,7 @@ class Job:
         Raises:
             StorageError: not all of it could be deleted.
         """
-        with storage_errors("Cannot delete", self.folder, ""), suppress(FileNotFoundError, NotADirectoryError):
+        with files.storage_errors("Cannot delete", self.folder, ""), suppress(FileNotFoundError, NotADirectoryError):
             shutil.rmtree(put_aside(self.folder))
 
     def to_dict(self) -> dict:
@@ -283,13 +276,13 @@ class Jobs:
         folder = self.folder / id
         if folder.exists():
             raise JobError(f"There is a job {id!r} already; choose another id.")
-        with storage_errors("Cannot write to", self.folder):
-            make_private(self.folder.parent)
-            make_private(self.folder)
+        with files.storage_errors("Cannot write to", self.folder):
+            files.make_private(self.folder.parent)
+            files.make_private(self.folder)
             folder.mkdir(mode=0o700)
         job = Job(folder, dataclasses.replace(record, begun=datetime.now(UTC).isoformat(timespec="microseconds")))
         try:
-            with storage_errors("Cannot write to", self.folder):
+            with files.storage_errors("Cannot write to", self.folder):
                 (folder / _LOCK).touch(mode=0o600)
             job.update()
         except StorageError:
@@ -321,7 +314,7 @@ class Jobs:
                 job.remove()
 
     def _folders(self) -> "list[Path]":
-        with storage_errors("Cannot read", self.folder, ""):
+        with files.storage_errors("Cannot read", self.folder, ""):
             if not self.folder.is_dir():
                 return []
             return [path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -329,7 +322,7 @@ class Jobs:
     @staticmethod
     def _read(folder: Path) -> Job:
         try:
-            return Job(folder, parse_dataclass(read_checked_json(folder / _RECORD), JobRecord))
+            return Job(folder, files.parse_dataclass(files.read_checked_json(folder / _RECORD), JobRecord))
         except (OSError, ValueError) as error:
             raise JobError(
                 f"The job {folder.name!r} is damaged, or was written by another sebp-edge; `sebp-edge jobs remove "

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-
 from sebp_edge.errors import OptionError
 
 # Patterns become regular expressions, which take a time that is exponential in this number of asterisks.
@@ -51,6 +49,8 @@ def is_valid_pattern(pattern: str) -> bool:
         return True
     if "\0" in pattern or pattern.replace("**", "*").count("*") > MAX_ASTERISKS:
         return False
+    from pathspec import GitIgnoreSpec  # most folders have no patterns
+
     try:
         GitIgnoreSpec.from_lines([pattern])
     except (ValueError, re.error):

@@ -2,12 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, wait
-from contextvars import copy_context
-from threading import Thread
 from typing import TypeVar
 
-from sebp_edge.basics.stopping import Check
+from sebp_edge.basics.stopping import Check, in_thread
 from sebp_edge.events import PreparationProgress, Sink, silent
 
 # Between two events, unless a stage begins or ends.
@@ -42,28 +39,17 @@ class Progress:
 
     def watch(self, items: Iterable[Item]) -> Iterator[Item]:
         """Yields items that another thread makes; reports and checks meanwhile, however long one of them takes."""
-        iterator, context = iter(items), copy_context()
+        iterator = iter(items)
 
-        def make_some(made: Future) -> None:
+        def make_some() -> list[Item]:
             until, some = time.monotonic() + SECONDS, []
-            try:
-                for item in iterator:
-                    some.append(item)
-                    if time.monotonic() >= until:
-                        break
-                made.set_result(some)
-            except BaseException as error:
-                made.set_exception(error)
+            for item in iterator:
+                some.append(item)
+                if time.monotonic() >= until:
+                    break
+            return some
 
-        while True:
-            made: Future[list[Item]] = Future()
-            # After a stop nobody waits for it, so that it must not keep the process.
-            # In a context of its own, since the thread before may not have left its.
-            Thread(target=context.copy().run, args=(make_some, made), daemon=True).start()
-            while not wait([made], SECONDS).done:
-                self.advance(0)
-            if not (some := made.result()):
-                return
+        while some := in_thread(make_some, lambda: self.advance(0), SECONDS):
             yield from some
 
     def run(self, compute: Callable[[], Result]) -> Result:

@@ -61,7 +61,7 @@ def sequence_by_sequence(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *,
 @pytest.fixture
 def short(monkeypatch, plain_graphs):
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", sequence_by_sequence)
-    monkeypatch.setattr(attention, "SHARED_HEADS", {"enable_gqa": True})
+    monkeypatch.setitem(attention.SHARED_HEADS, "enable_gqa", True)
     monkeypatch.setattr(steps, "GraphPool", PlainGraphs)
 
 
@@ -305,6 +305,8 @@ def test_the_limit_counts_weights_gradients_and_moments(tmp_path):
     # A quarter of what the layers' weights take in bf16, and the head as it is.
     in_4_bits = Size.of(make_job(tmp_path, shape="llama-3.2-3b", four_bit=True))
     assert in_4_bits.weight_bytes == pytest.approx(2 * 394e6 + 0.516 * 2819e6, rel=1e-3)
+    # Without the embeddings that each layer of Gemma 4 looks up.
+    assert Size.of(make_job(tmp_path, shape="gemma-4-e2b")).parameters == 2_279_759_104
 
 
 def test_ratios_are_to_the_fastest_other_trainer_that_is_right(tmp_path):

@@ -1,16 +1,11 @@
 """The benchmark of reading: its people, its questions, and what counts as right."""
 
-import csv
-
 import pytest
 from builders import QUICK_TEMPLATE, make_tokenizer
-from reader_notes import NO_EFFECT, NOTES, RECIPE, make_note, make_quick, save_model, write_general
+from reader_notes import NO_EFFECT, make_quick, save_model, write_general
 
-from quality import certainty, know_people, quiz_power, reader_settings, reading
+from quality import know_people, reading
 from quality.quizzes import is_right, stands_in
-from sebp_edge.ask import practice
-from sebp_edge.ask.index import Index
-from sebp_edge.values.documents import Document
 
 SEEDS = range(4)
 TUNING, TEST = know_people.TUNING, know_people.TEST
@@ -138,62 +133,3 @@ def test_the_benchmark_runs(capsys, monkeypatch, tmp_path):
     base, reader = ({name: row[name] for name in ("arm", "person", "found", "search")} for row in shown)
     assert base == {"arm": "base", "person": "1", "found": "0", "search": reader["search"]}
     assert reader["arm"] == "reader"
-
-
-@pytest.mark.slow
-def test_settings_are_measured_and_written_as_they_come(capsys, monkeypatch, tmp_path):
-    make_quick(monkeypatch, write_general(tmp_path))
-    others = tuple(map(make_note, ["stove", "sofa", "globe", "wardrobe", "mangle", "cradle"]))
-    notes = {practice.PRACTICE: NOTES, practice.QUIZ: others}
-    monkeypatch.setattr(practice, "_written", notes.__getitem__)
-    monkeypatch.setattr(reading, "NUM_NOTES", 3)
-    monkeypatch.setattr(reader_settings, "OWN", RECIPE)
-    model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
-    file = tmp_path / "rows.csv"
-    settings = ["1e-9:1:1:0.05", "2e-2:1:16:0.05"]
-    options = ["--model", str(model), "--device", "cpu", "--people", "1", "--file", str(file), "--settings", *settings]
-    reader_settings.main(options)
-    with file.open(encoding="utf-8") as stream:
-        base, nothing, trained = csv.DictReader(stream)
-    assert (base["setting"], base["own_questions"], base["own_before"], base["found"]) == ("base", "6", "0", "0.0")
-    assert (nothing["verdict"], nothing["own"], nothing["own_gained"]) == ("no gain", "0", "0")
-    assert (trained["verdict"], trained["own"], trained["own_gained"], trained["own_lost"]) == ("better", "6", "6", "0")
-    assert int(trained["quiz"]) == int(trained["questions"]) > 6
-    assert trained["chosen"] == "0.02" and int(trained["steps"]) >= 16
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-def test_the_power_of_the_quiz_is_that_of_its_sign_test():
-    assert [quiz_power.least(number) for number in (0, 4, 5, 8, 20)] == [1, 5, 5, 7, 15]
-    # All five of five questions, and never fewer.
-    assert quiz_power.power(5, 0.5, 0.0) == pytest.approx(0.5**5)
-    assert quiz_power.power(100, 0.1, 0.1) < 0.05 < quiz_power.power(100, 0.2, 0.1)
-
-
-@pytest.mark.slow
-def test_a_reply_below_a_found_passage_has_a_probability_and_is_right_or_wrong(monkeypatch, tmp_path):
-    make_quick(monkeypatch, write_general(tmp_path))
-    # Of an untrained model, so that any reply is right.
-    monkeypatch.setattr(certainty, "stands_in", lambda said, question, passage: "teal" in passage)
-    index = Index([Document("boat.md", "The boat is teal and lies in the harbour of Inverness.", "boat.md")])
-    said = []
-    asked = [
-        certainty.Question(about, is_answerable, text, index.search(text, 1), lambda reply: said.append(reply) or True)
-        for about, is_answerable, text in (
-            ("notes", True, "Which colour is the boat in the harbour?"),
-            ("notes", False, "Who flies the helicopter?"),
-        )
-    ]
-    model = save_model(tmp_path / "model", make_tokenizer(QUICK_TEMPLATE), max_position_embeddings=1024)
-    found, refused = certainty.read(str(model), asked, "cpu", NO_EFFECT)
-    assert found | {"probability": 0} == {
-        "model": "model",
-        "about": "notes",
-        "answerable": True,
-        "found": True,
-        "probability": 0,
-        "stands": True,
-        "right": True,
-    }
-    assert 0 <= found["probability"] < 1 and len(said) == 1
-    assert refused == {"model": "model", "about": "notes", "answerable": False, "found": False}

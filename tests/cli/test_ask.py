@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 from select import select
 
@@ -17,6 +16,7 @@ from export_sources import add_reader, make_adapter
 from terminals import draw_on_terminal
 
 from sebp_edge import AdapterStore, Personalizer
+from sebp_edge.cli import console
 from sebp_edge.engine.models.generation import Generation
 from sebp_edge.errors import BaseModelMismatch, TextsError
 from sebp_edge.recipe import READER
@@ -169,7 +169,7 @@ def test_the_command_answers_names_its_sources_and_refuses(folder, micro):
 
 def test_a_terminal_shows_the_passage_around_a_quotation(folder, monkeypatch):
     (folder / "trip.md").write_text("# Norway\n\nThe key of the cabin is where it was.\nLook in the meter box.\n")
-    drawn = draw_on_terminal(monkeypatch, import_module("sebp_edge.cli.ask"), width=60)
+    drawn = draw_on_terminal(monkeypatch, console, width=60)
     assert run("ask", QUESTION, folder).exit_code == 0
     said, place, *around = map(str.rstrip, drawn.getvalue().splitlines())
     assert (said, place) == ('"Look in the meter box."', "trip.md, line 4")
@@ -182,7 +182,7 @@ def test_a_terminal_shows_the_passage_around_a_quotation(folder, monkeypatch):
 def test_what_could_control_a_terminal_is_not_shown(folder, monkeypatch):
     evil = "The key\x1b[2J of the cabin\x9b31m is\u202e in\x07 the \x1b]0;box\x07 by the door."
     (folder / "trip.md").write_text(f"{evil}\nIts label\r is \x1b[8mgreen, and hangs on a nail.\n")
-    drawn = draw_on_terminal(monkeypatch, import_module("sebp_edge.cli.ask"), width=200)
+    drawn = draw_on_terminal(monkeypatch, console, width=200)
     run("ask", QUESTION, folder)
     monkeypatch.undo()
     for shown in (drawn.getvalue(), run("ask", QUESTION, folder).stdout, run("ask", folder, input=QUESTION).stdout):

@@ -14,6 +14,7 @@ from gguf_files import Kind, write_gguf
 from load_memory import peak_of_loading
 
 from sebp_edge import Personalizer, Recipe
+from sebp_edge.basics.files import read_checked_json, write_checked_json
 from sebp_edge.errors import BaseModelMismatch
 from sebp_edge.events import Notice
 
@@ -86,17 +87,17 @@ def test_a_file_is_hashed_once_and_again_after_a_change(gguf_file, tmp_path, own
     path.write_bytes(gguf_file.read_bytes())
     first = load_base(path).fingerprint
     assert first == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-    # Another hash in the list shows that the file is not read again.
-    (known,) = (own_home / "cache" / "sebp-edge").glob("*.json")
-    known.write_text(known.read_text().replace(first, "0" * 32))
+    # Another hash shows that the file is not read again.
+    (kept,) = (own_home / "cache" / "sebp-edge").glob("gguf-*.json")
+    write_checked_json(kept, read_checked_json(kept) | {"gguf": "0" * 64})
     assert load_base(path).fingerprint == "0" * 32
     path.write_bytes(path.read_bytes() + bytes(32))
     assert load_base(path).fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
-def test_a_damaged_list_of_hashes_is_replaced(gguf_file, own_home):
+def test_a_damaged_hash_is_replaced(gguf_file, own_home):
     first = load_base(gguf_file).fingerprint
-    (file,) = (own_home / "cache" / "sebp-edge").glob("*.json")
+    (file,) = (own_home / "cache" / "sebp-edge").glob("gguf-*.json")
     for damage in ("", "[]", '{"x": 3}'):
         file.write_text(damage)
         assert load_base(gguf_file).fingerprint == first

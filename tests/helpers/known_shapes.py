@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.catalog import CATALOG, DEFAULT_MODEL, bundled_config, resolve
-from sebp_edge.engine.models.known_models import BUNDLED, values_of
+from sebp_edge.engine.models.known_models import BUNDLED
 from sebp_edge.engine.models.known_tokenizer import TokenizerFacts
 from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.values.model_reference import ModelReference
@@ -22,7 +22,7 @@ def references() -> dict[str, ModelReference]:
 
 
 def main() -> None:
-    shapes = {name: values_of(read_shape(reference)) for name, reference in references().items()}
+    shapes = {name: asdict(read_shape(reference)) for name, reference in references().items()}
     facts = asdict(TokenizerFacts.of(local_tokenizer(resolve(DEFAULT_MODEL))))
     BUNDLED.write_text(json.dumps({"shapes": shapes, "tokenizer": facts}) + "\n", encoding="utf-8")
 

@@ -92,9 +92,7 @@ def test_only_4_bits_on_a_gpu_without_a_budget_fill_the_free_memory(shape_3b, ch
 
 def test_a_model_that_runs_on_padded_batches_keeps_no_block(shape_3b, machine):
     machine.multiplies(1e12)
-    padded = dataclasses.replace(
-        shape_3b, blocks=tuple(dataclasses.replace(block, kind=None) for block in shape_3b.blocks)
-    )
+    padded = shape_3b.with_blocks([dataclasses.replace(block, kind=None) for block in shape_3b.blocks])
     recipe, dataset = RECIPE.replace(load_in_4bit=True), make_dataset(20)
     schedules = make_schedules(dataset, recipe, seed=0)
     found = choosing.fill_free_memory(padded, dataset, schedules, recipe, target_of(CPU, 0), 10**12)

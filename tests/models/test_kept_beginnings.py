@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders import make_llama
-from model_families import MODELS
+from model_families import DECODERS, MODELS, WITH_STATES, make_model
 
 from sebp_edge import Recipe
 from sebp_edge.engine.models import decoding
@@ -63,6 +63,32 @@ def test_a_continued_text_computes_only_the_new_turn(sizes):
     found.clear()
     write(decoder, [*turn, 30, 31, 32])
     assert found[0] == 4  # the last token of the first text was chosen, but not computed
+
+
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_a_state_goes_on_where_the_last_prompt_ended_and_begins_again_before_that(family, sizes):
+    model = WITH_STATES[family]().eval()
+    prompts = [[*COMMON[:size], 20] for size in (1, 2, 9)] + [[*COMMON[:9], 20, 21, 22, 23]]
+    prompts += [prompts[-1], [*COMMON[:4], 30], [*COMMON[:4], 30, *range(40, 140)]]
+    expected = [write(Decoder(model), prompt) for prompt in prompts]
+    logits = [model(torch.tensor([prompt])).logits[0, -2:] for prompt in prompts]
+    decoder, found, firsts = Decoder(model, keeps=True), sizes(model), []
+    for prompt, tokens, wanted in zip(prompts, expected, logits, strict=True):
+        found.clear()
+        assert write(decoder, prompt) == tokens
+        firsts.append(sum(found) - max(0, len(tokens) - 1))
+        torch.testing.assert_close(decoder.next_logits(prompt, 2), wanted, rtol=1e-4, atol=1e-5)
+        write(decoder, prompt)
+    assert firsts == [2, 2, 8, 4, 1, 5, 101]
+
+
+def test_a_state_outside_of_the_cache_is_not_kept(sizes):
+    model = make_model(DECODERS["recurrent-gemma"]()).eval()
+    decoder, found = Decoder(model, keeps=True), sizes(model)
+    for _ in range(2):
+        found.clear()
+        assert write(decoder, COMMON) == write(Decoder(model), COMMON)
+        assert found[0] == len(COMMON)
 
 
 @pytest.mark.slow

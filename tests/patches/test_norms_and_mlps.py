@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.activations import ACT2FN
 
 from sebp_edge.engine.sparse.hoist import Hoisted
+from sebp_edge.engine.sparse.patches import norms_and_mlps
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.ops import GatedInputs
@@ -293,3 +294,20 @@ def test_no_sources_are_recorded_without_gradients():
         assert hoisted._small_ops.source_of(out) is None
         batch_losses(hoisted, batch)
         assert len(hoisted._small_ops._sources) == 0
+
+
+def test_one_module_of_each_kind_is_tried(monkeypatch):
+    tried, find_mismatch = [], norms_and_mlps.find_mismatch
+
+    def watched(module, *others):
+        tried.append(module)
+        return find_mismatch(module, *others)
+
+    monkeypatch.setattr(norms_and_mlps, "find_mismatch", watched)
+    formula = ALIKE["norm"].formula
+    norms = [OtherNorm(formula), OtherNorm(formula), OtherNorm(formula, eps=1e-5), OtherNorm(lambda x, w, eps: 2 * x)]
+    norms[1].number = 3  # a setting which might matter
+    norms += [OtherNorm(formula), OtherNorm(formula, size=4)]
+    handle = attached(OneModule(nn.Sequential(*norms)))
+    assert handle.replaced == [each for each in norms if each is not norms[3]]
+    assert [*dict.fromkeys(tried)] == [each for each in norms if each is not norms[4]]

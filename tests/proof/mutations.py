@@ -45,7 +45,7 @@ MUTATIONS = [
          "tests/sparse", "losses_and_gradients_are_the_padded_dense_ones"),
         ("labels not shifted", "shifted_BT[:, :-1] = labels_BT[:, 1:]", "shifted_BT[:, :-1] = labels_BT[:, :-1]",
          "tests/sparse", "losses_and_gradients_are_the_padded_dense_ones"),
-        ("padding on the left taken for right", "if not is_right_padded(attention_mask_BT):", "if False:",
+        ("padding on the left taken for right", "and not is_right_padded(attention_mask_BT.cpu()):", "and False:",
          "tests/rows", "padding_before_real_tokens"),
         ("a prompt has loss", "spans = [(len(content.prompt), len(text))]", "spans = [(0, len(text))]",
          "tests/lessons", "only_the_completion_has_loss"),

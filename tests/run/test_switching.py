@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.errors import AdapterError
+from sebp_edge.run import model_in_use
 from sebp_edge.store.record import AdapterRecord
 
 WEIGHTS = "adapter_model.safetensors"
@@ -62,3 +63,14 @@ def test_one_of_another_scale_is_attached_anew(store, model_folder):
         personalizer.load_adapter(name)
         assert personalizer.in_use.adaptation.model.active_peft_config.lora_alpha == alpha
     assert personalizer.generate("the boat", **OPTIONS) == text
+
+
+def test_the_base_model_and_the_adapters_keep_what_they_decode_with(store, model_folder, monkeypatch):
+    made, decoder = [], model_in_use.Decoder
+    monkeypatch.setattr(model_in_use, "Decoder", lambda *given, **options: made.append(0) or decoder(*given, **options))
+    personalizer = Personalizer(model_folder, device="cpu", store=store)
+    texts = [personalizer.generate("the boat", adapter=name, **OPTIONS) for name in ("a", None, "b", None, "a")]
+    assert len(made) == 2
+    assert texts[0] == texts[4] and texts[1] == texts[3] and len({*texts}) == 3
+    plain = Personalizer(model_folder, device="cpu", store=store).generate("the boat", adapter=None, **OPTIONS)
+    assert texts[1] == plain

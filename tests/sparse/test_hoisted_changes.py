@@ -14,6 +14,7 @@ from transformers.models.llama import modeling_llama
 from sebp_edge.engine.sparse import hoist_if_exact as hoisting
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
+from sebp_edge.engine.sparse.patches.last_layer import LastLayer
 from sebp_edge.engine.sparse.patches.state import ModelState, describe
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import RowPlan
@@ -102,9 +103,10 @@ def test_a_model_that_has_passed_is_tried_again_if_anything_but_values_has_chang
 
 @pytest.mark.slow
 def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(monkeypatch):
-    trials, lines = [], [[5, 6, 7, 8, 9, 10], [8, 9, 10]]
-    padded = hoisting.padded_losses
+    trials, of_last_layer, lines = [], [], [[5, 6, 7, 8, 9, 10], [8, 9, 10]]
+    padded, unrestricted = hoisting.padded_losses, LastLayer._unrestricted
     monkeypatch.setattr(hoisting, "padded_losses", lambda *given: trials.append(given) or padded(*given))
+    monkeypatch.setattr(LastLayer, "_unrestricted", lambda *given: of_last_layer.append(given) or unrestricted(*given))
 
     def hoist(model, **options):
         hoisted, reason = hoist_if_exact(model, lines, 2, **options)
@@ -112,6 +114,7 @@ def test_a_copy_of_a_model_that_has_passed_is_not_tried_again_until_it_differs(m
             assert reason is None
             batch = padded_batch(prompt=5)
             batch_losses(hoisted, batch)
+        assert len(of_last_layer) == len(trials)
         return len(trials)
 
     model = lora_model()

@@ -1,10 +1,10 @@
 """Compares the GPU memory that `sebp-edge adapt --memory` takes with what its plan predicted.
 
     python kernels/bench/memory/budgets.py [--record [FILE]]              Llamas from 135M to 8B, on a GPU
-    python kernels/bench/memory/budgets.py --families [--record [FILE]]   six other families, on a GPU
+    python kernels/bench/memory/budgets.py --families [--record [FILE]]   nine other families, on a GPU
     python kernels/bench/memory/budgets.py --tiny                         the bundled model on the CPU, to try it
 
-`--only` takes the names of runs or shapes, `--gpus 2` runs two side by side.
+`--only` takes the names of runs or shapes, recorded as a table of their own; `--gpus 2` runs two side by side.
 
 Each run is the command in a process of its own, with random bf16 weights of the true shape, a context of 4096 and 4096
 loss tokens a step. Texts have the token lengths of real ones (lengths.json): paragraphs of notes, or OASST1's
@@ -77,6 +77,9 @@ BUDGETS = {
     "qwen3-0.6b": ("100GB", "3GB", "2.2GB", "100GB"),
     "starcoder2-3b": ("100GB", "9GB", "4.5GB", "20GB"),
     "glm-edge-1.5b": ("100GB", "5.5GB", "3GB", "100GB"),
+    "lfm2-1.2b": ("100GB", "6GB", "3.5GB", "8GB"),
+    "qwen3.5-0.8b": ("100GB", "12GB", "9GB", "20GB"),
+    "gemma-4-e2b": ("100GB", "14GB", "10GB", "100GB"),
 }
 METHODS = {"lora": ("lora", False), "lora-tight": ("lora", False), "4bit": ("lora", True), "full": ("full", False)}
 FAMILY_RUNS = [
@@ -111,12 +114,14 @@ def main(arguments: list[str] | None = None) -> None:
     names = {name for run in runs for name in (run.name, run.shape)}
     if unknown := set(options.only or ()) - names:
         parser.error(f"unknown runs or shapes: {', '.join(sorted(unknown))}; known are {', '.join(sorted(names))}.")
-    if options.record and (options.tiny or options.only):
-        parser.error("--record is for the whole table on a GPU; leave out --record, or --tiny and --only.")
+    if options.record and options.tiny:
+        parser.error("--record is for runs on a GPU; leave out --record or --tiny.")
     options.work.mkdir(parents=True, exist_ok=True)
     chosen = [run for run in runs if not options.only or {run.name, run.shape} & set(options.only)]
     rows = [evidence.show(row) for row in measure_all(chosen, options.work, options.gpus, on_cpu=options.tiny)]
-    evidence.record("memory-families" if options.families else "memory", SOURCES, rows, options.record)
+    # Some runs do not replace a table of all.
+    name = ("memory", *["families"] * options.families, *["some"] * bool(options.only))
+    evidence.record("-".join(name), SOURCES, rows, options.record)
 
 
 def measure_all(runs: list[Run], work: Path, gpus: int, *, on_cpu: bool) -> Iterator[dict]:

@@ -14,24 +14,21 @@ in examples/notes.
 
 import asyncio
 import os
-import random
 import shutil
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
 from models import known_config
-from sebp_edge.reading.readers import read_texts
 from sebp_edge.serve.client import Client
 from speed.end_to_end import ensure_model_folder
+from speed.nothing_new import chain_notes
 
 SOURCES = ("sebp_edge/serve", "sebp_edge/run", "sebp_edge/engine/training", "recipes/notes.toml", __file__)
 NAME, FIRST, NEW, LESSONS = "lesson", 60, 5, 3
@@ -60,7 +57,7 @@ def main() -> None:
 
 async def measure(model: str, device: str, arms: dict[str, str], first: Path) -> list[dict]:
     """Returns a row for each lesson and installation, which begins with a copy of the folder of the first version."""
-    notes, rows = list(chain_notes(FIRST + (1 + LESSONS) * NEW)), []
+    notes, rows = list(chain_notes(FIRST + (1 + LESSONS) * NEW, num_words)), []
     common = {"name": NAME, "model": model, "device": device}
     if not first.exists():
         make = first.with_name(f"{first.name}.part")
@@ -111,25 +108,14 @@ async def learn(client: Client, job: str, params: dict) -> dict:
     return figures | {phase: round(seconds, 3) for phase, seconds in result["phases"].items()}
 
 
+def num_words(draw: Random) -> int:
+    return max(12, round(WORDS * draw.lognormvariate(0, SPREAD)))
+
+
 def write(folder: Path, notes: list[str], numbers: range) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for number in numbers:
         (folder / f"{number:03}.md").write_text(notes[number])
-
-
-def chain_notes(number: int) -> Iterator[str]:
-    """Yields texts in which each word follows the one before it somewhere in examples/notes."""
-    following, draw = defaultdict(list), random.Random(0)
-    for document in read_texts(evidence.ROOT / "examples" / "notes").documents:
-        words = document.content.split() if isinstance(document.content, str) else []
-        for word, next_word in pairwise(words):
-            following[word].append(next_word)
-    beginnings = sorted(word for word in following if word[:1].isupper())
-    for _ in range(number):
-        words = [draw.choice(beginnings)]
-        for _ in range(max(12, round(WORDS * draw.lognormvariate(0, SPREAD)))):
-            words.append(draw.choice(following.get(words[-1]) or beginnings))
-        yield " ".join(words)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -41,7 +41,7 @@ def measure(number: int, runs: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         notes, data = Path(folder) / "notes", Path(folder) / "data"
         notes.mkdir()
-        for index, text in enumerate(chain_notes(number)):
+        for index, text in enumerate(chain_notes(number, lambda draw: draw.randint(20, 90))):
             (notes / f"{index}.md").write_text(text, encoding="utf-8")
         environment = os.environ | {"XDG_DATA_HOME": str(data)}
         again = [*COMMAND, "adapt", str(notes), "--epochs", "1", "--activate-anyway"]
@@ -58,8 +58,8 @@ def measure(number: int, runs: int) -> dict:
     return evidence.show({"notes": number, "seconds": found, "help_seconds": helped, "ratio": found / helped})
 
 
-def chain_notes(number: int) -> Iterator[str]:
-    """Yields texts in which each word follows the one before it somewhere in examples/notes."""
+def chain_notes(number: int, num_words: Callable[[random.Random], int]) -> Iterator[str]:
+    """Yields texts in which each word follows the one before it somewhere in examples/notes; draws their lengths."""
     following, draw = defaultdict(list), random.Random(0)
     for document in read_texts(evidence.ROOT / "examples" / "notes").documents:
         for word, next_word in pairwise(document.content.split()):
@@ -67,7 +67,7 @@ def chain_notes(number: int) -> Iterator[str]:
     beginnings = sorted(word for word in following if word[:1].isupper())
     for _ in range(number):
         words = [draw.choice(beginnings)]
-        for _ in range(draw.randint(20, 90)):
+        for _ in range(num_words(draw)):
             words.append(draw.choice(following.get(words[-1]) or beginnings))
         yield " ".join(words)
 

@@ -1,16 +1,17 @@
 """Times a training step of this project beside other trainers, all but two of them padding-free, on one GPU.
 
     python kernels/bench/speed/peers.py [--record [FILE]]                 LoRA on the shape of Llama-3.2-3B
-    python kernels/bench/speed/peers.py --shape qwen3-0.6b                or gemma-3-1b, smollm2-135m
+    python kernels/bench/speed/peers.py --shape qwen3-0.6b                or another of SHAPES
     python kernels/bench/speed/peers.py --full                            all weights trained, in bf16
     python kernels/bench/speed/peers.py --4bit                            LoRA on a base model in 4 bits
     python kernels/bench/speed/peers.py --loss-share 0.25                 a loss on the last quarter of each text only
     python kernels/bench/speed/peers.py --arms "hf graph,sebp-edge step" --batches 4
     python kernels/bench/speed/peers.py --tiny                            a small shape on the CPU, to try the benchmark
 
-Random bf16 weights, LoRA r = 16 on all seven projections with fp32 adapters that compute in bf16, AdamW, short texts.
-Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer runs in a
-process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that says so.
+Random bf16 weights, LoRA r = 16 on all linear layers but the head, AdamW, short texts; adapters are in fp32 and compute
+in bf16. Times are of one optimizer step (forward, backward, update), the median of 7 after 2 warm-ups. Each trainer
+runs in a process of its own and measures alone; one that is not installed, fails or runs out of memory gets a row that
+says so.
 
 A trainer is timed only if its loss and gradients agree with an fp32 reference (`trainers.reference`). Rows say in what
 format AdamW's moments are and how many bytes they take, and what the GPU was like (`trainers.conditions`).

@@ -1,7 +1,5 @@
 """Cross-entropy of rows of logits, in Triton; its gradient overwrites the logits.
 
-    l = c tanh(s z / c)      loss = logsumexp(l) - l[target]      dz = s (softmax(l) - onehot(target)) (1 - (l / c)²)
-
 One program a row: the first pass over the row keeps a running maximum and a running sum (online softmax, Milakov and
 Gimelshein 2018), the second writes the gradient. Shapes: C rows, V vocabulary.
 """

@@ -27,23 +27,16 @@ _MAX_ALGORITHMS = 8
 
 
 class Product(NamedTuple):
-    """One kind of product, by all that an algorithm depends on: out = A B, or out += A B.
+    """One kind of product, by all that an algorithm depends on: out = A B, or out += A B."""
 
-    Attributes:
-        dtype: of all three, "bfloat16" or "float16".
-        num_rows, num_inner, num_columns: A has num_rows x num_inner elements, B num_inner x num_columns.
-        strides: elements between rows, of A, of B (between columns, if transposed) and of out.
-        transposed: whether B's columns are contiguous instead of its rows.
-        accumulates: whether the product is added to out.
-    """
-
-    dtype: str
+    dtype: str  # of all three, "bfloat16" or "float16"
+    # A has num_rows x num_inner elements, B num_inner x num_columns.
     num_rows: int
     num_inner: int
     num_columns: int
-    strides: tuple[int, int, int]
-    transposed: bool
-    accumulates: bool
+    strides: tuple[int, int, int]  # elements between rows, of A, of B (between columns, if transposed) and of out
+    transposed: bool  # whether B's columns are contiguous instead of its rows
+    accumulates: bool  # whether the product is added to out
 
     @classmethod
     def of(cls, out: Tensor, a: Tensor, b: Tensor, *, accumulates: bool) -> "Product | None":
@@ -80,13 +73,9 @@ class _HeuristicResult(ctypes.Structure):
 
 
 class Matmul:
-    """A product's descriptors and algorithms on one GPU.
+    """A product's descriptors on one GPU, and its algorithms in the order of the heuristics.
 
-    Args:
-        index: the GPU's number.
-
-    Attributes:
-        algorithms: in the order of the heuristics; empty if cuBLASLt is missing, fails or knows none.
+    There are none if cuBLASLt is missing, fails or knows none.
     """
 
     def __init__(self, product: Product, index: int):
@@ -114,11 +103,7 @@ class Matmul:
         ]
 
     def run(self, algorithm: _Algorithm, out: Tensor, a: Tensor, b: Tensor, scale: float = 1.0) -> None:
-        """out = scale A B, or out += scale A B, on the current stream.
-
-        Raises:
-            RuntimeError: cuBLASLt refuses; nothing was launched.
-        """
+        """out = scale A B, or out += scale A B, on the current stream; a RuntimeError if cuBLASLt refuses that."""
         beta, out_ptr = c_float(float(self._accumulates)), c_void_p(out.data_ptr())
         layout_b, layout_a, layout_out = self._layouts
         _call(

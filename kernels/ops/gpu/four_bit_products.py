@@ -43,20 +43,14 @@ from .move_rows import sum_parts, with_contiguous_rows
 
 
 class FourBitTiles(NamedTuple):
-    """How a product is split into programs.
+    """How a product is split into programs."""
 
-    Attributes:
-        columns: of the result, in each program.
-        depth: the step of the contraction.
-        programs: how many to split the contraction for: about what a GPU runs at once.
-        in_registers: whether expanded weights stay in registers; only for outputs, with a depth of four chunks.
-    """
-
-    columns: int
-    depth: int
-    programs: int
+    columns: int  # of the result, in each program
+    depth: int  # the step of the contraction
+    programs: int  # how many to split the contraction for: about what a GPU runs at once
     num_warps: int
     num_stages: int
+    # Whether expanded weights stay in registers; only for outputs, with a depth of four chunks.
     in_registers: bool = False
 
 

@@ -1,14 +1,11 @@
 """The gate of an MLP and its gradient, in Triton: one pass each; the backward pass recomputes the activation.
 
-    forward    y = g σ(z) u
-    backward   du = dy g σ(z)            dg = dy u σ(z) (1 + g (1 - σ(z)) z')
-
 With a LoRA adapter after the gate, the same pass adds the adapter's part of dy, U A, and computes dA = Uᵀ y, with y
 recomputed tile by tile. A program has a tile of columns and a share of the rows; the shares' sums of dA are added in a
 fixed order, so that two runs are bitwise equal. Where U comes with dy (`ops/joined_weight.py`), further programs
 compute dB = s dYᵀ D; dY is the gradient of what the adapter's projection gives.
 
-`ops/gated.py` defines z and z' of each activation. Shapes: N rows, M columns, R rank, P outputs of the adapter.
+`ops/gated.py` has the formulas. Shapes: N rows, M columns, R rank, P outputs of the adapter.
 """
 
 import torch
@@ -268,8 +265,7 @@ def joined_gated_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The same from dY W and U, both maybe in parts; and dB, [P, R] in fp32.
 
-    Args:
-        place: see `joined_backward`. The gradients take it only if one program has all rows of a column.
+    Gradients take their place (see `joined_backward`) only if one program has all rows of a column.
     """
     (num_rows, num_columns), rank, num_outputs = gate_NM.shape, len(lora_A), dnext_NP.shape[1]
     dgate_up_N2M = gate_NM.new_empty(num_rows, 2 * num_columns)

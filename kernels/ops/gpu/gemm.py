@@ -53,8 +53,7 @@ def add_product_(out_NM: Tensor, a_NK: Tensor, b_KM: Tensor) -> None:
 def tuning(folder: str | Path) -> Iterator[None]:
     """Times products that were never timed on this machine, in all threads, while this context is open.
 
-    Args:
-        folder: keeps the fastest algorithms. If it cannot be written to, the next process times products again.
+    The folder keeps the fastest algorithms. If it cannot be written to, the next process times products again.
     """
     folder, number = Path(folder), len(_chosen)
     _folders.append(folder)

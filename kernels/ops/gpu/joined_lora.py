@@ -237,12 +237,7 @@ def _joined_backward_kernel(
 
 
 def add_lora(
-    product: Tensor,
-    low: Tensor,
-    weight_MR: Tensor,
-    bias_M: Tensor | None,
-    columns: tuple[int, ...],
-    scaling: float,
+    product: Tensor, low: Tensor, weight_MR: Tensor, bias_M: Tensor | None, columns: tuple[int, ...], scaling: float
 ) -> tuple[Tensor, Tensor]:
     """The outputs [N, M], and D [N, n R], copied so that the product can be freed; from X Wᵀ and D, maybe in parts."""
     product_SNM, low_SNR, (num_columns, rank) = in_parts(product), in_parts(low), weight_MR.shape
@@ -289,10 +284,7 @@ def joined_backward(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dX [N, K] in dY's dtype, dA [n R, K] and dB [M, R] in fp32.
 
-    They are computed from dY W and U; both may be in parts.
-
-    Args:
-        place: see `LoraGroup.place`; None to return the gradients.
+    They are computed from dY W and U, both maybe in parts. Gradients that have a place (`LoraGroup.place`) are None.
     """
     num_rows, (num_ranks, num_inputs) = len(dout_NM), stacked_A.shape
     rank = num_ranks // len(columns)

@@ -1,9 +1,6 @@
 """Gathers and scatters rows at memory speed, in Triton.
 
-    gather     out[a] = x[ids[a]], zero from the device's count on             [A, K]
-    scatter    out[n] = sum over s of x_s[slots[n]], zero if the slot is -1        [N, K]
-
-A scatter writes every row once. The sum is over the parts of a product whose contraction was split.
+A scatter writes every row once, as the sum of the parts of a product whose contraction was split.
 Shapes: N rows, A active rows, K columns, S parts.
 """
 

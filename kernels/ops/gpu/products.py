@@ -259,11 +259,7 @@ class ParameterGradients(NamedTuple):
 def dweight(
     dout_NM: Tensor, x: Tensor, rows: ActiveRows, tiles: Tiles, *, x_has_all_rows: bool, with_bias: bool
 ) -> ParameterGradients:
-    """dW [M, K] and, with `with_bias`, db [M], in X's dtype.
-
-    Args:
-        x: [A, K], the active rows of X; or with `x_has_all_rows` all of them, [N, K].
-    """
+    """dW [M, K] and maybe db [M], in the dtype of X, which has the active rows only, [A, K], or all, [N, K]."""
     dout_NM, x = with_contiguous_rows(dout_NM), with_contiguous_rows(x)
     num_outputs, num_inputs = dout_NM.shape[1], x.shape[1]
     dtype = x.dtype if tiles.splits == 1 else torch.float32

@@ -1,10 +1,7 @@
-"""One number per row in one pass over it, in Triton.
+"""One number per row in one pass over it, in Triton: its squared norm, or whether it is not zero.
 
-    row_norms      v_n = sum over m of x_nm², summed in fp32                    [N]
-    nonzero_rows   whether any x_nm is not zero; NaN is not                     [N]
-
-Both are one reduction, of squares or of "is not zero". A small number's square can be zero, so the second cannot be
-read off the first. Shapes: N rows, M columns.
+Both are one reduction. A small number's square can be zero, so the second cannot be read off the first.
+Shapes: N rows, M columns.
 """
 
 import torch

@@ -1,11 +1,7 @@
 """RMSNorm and its gradient, in Triton: a program holds a whole row, or several short ones, in registers.
 
-    forward    y = x r (o + w)                r = 1 / sqrt(mean(x²) + eps), kept in fp32
-    backward   dx = r (g - x̂ mean(g x̂))        g = dy (o + w), x̂ = x r
-               dw = sum over rows of dy x̂      each program sums its share of the rows, a second launch their sums,
-                                               in a fixed order: two runs are bitwise equal
-
-Two strides address the rows, as a view [A, H, E] into a wider [A, M] needs.
+For dw each program sums its share of the rows, and a second launch their sums, in a fixed order, so that two runs are
+bitwise equal. Two strides address the rows, as a view [A, H, E] into a wider [A, M] needs.
 Shapes: N rows, D columns.
 """
 
@@ -144,16 +140,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float) -> tuple[Te
         blocks = _blocks(num_columns)
         rows = _rows(x)
         _rms_norm_kernel[(triton.cdiv(num_rows, blocks["BLOCK_N"]),)](
-            rows.tensor,
-            weight_D.contiguous(),
-            out,
-            rstd,
-            num_rows,
-            num_columns,
-            *rows[1:],
-            eps,
-            offset,
-            **blocks,
+            rows.tensor, weight_D.contiguous(), out, rstd, num_rows, num_columns, *rows[1:], eps, offset, **blocks
         )
     return out, rstd
 

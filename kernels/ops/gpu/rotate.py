@@ -1,7 +1,5 @@
 """Rotary embedding of queries and keys, and its inverse for their gradients, in Triton: one launch.
 
-    out[a, h] = x[a, h] cos[a] + rotate_half(x[a, h]) sin[a]          rotate_half(x) = [-x_2, x_1], the halves of a head
-
 The inverse rotates by the opposite angle, and copies the gradients of the values. A program has one row and all heads
 of one of the tensors. Shapes: A rows, H heads, G key/value heads, E head size.
 """

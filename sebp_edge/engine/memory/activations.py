@@ -11,30 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sebp_edge.engine.memory.setup import TrainingSetup
-from sebp_edge.engine.models.shape import Block, DecoderShape, Kept
-from sebp_edge.engine.sparse.patches.counts import (
-    FP32,
-    Execution,
-    backward_of_attention,
-    backward_of_chunks,
-    backward_of_mlp,
-    bytes_of_loss,
-    gradients_in_mlp,
-    has_one_gradient,
-    inputs_on_device,
-    kept_by_attention,
-    kept_by_chunks,
-    kept_by_lora,
-    kept_by_loss,
-    kept_by_mlp,
-    kept_by_norm,
-    kept_by_norms,
-    logits_at_once,
-    max_inputs_on_device,
-    rows_per_chunk,
-    temporary_in_attention,
-    temporary_in_mlp,
-)
+from sebp_edge.engine.models.shape import Block, Kept
+from sebp_edge.engine.sparse.patches.counts import FP32, has_one_gradient, rows_per_chunk
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 
 
@@ -50,11 +28,11 @@ class Peak:
         return self.activations + self.loss
 
 
-@dataclass(frozen=True)
 class Activations:
     """Counts the activations of a training's micro-batches."""
 
-    setup: TrainingSetup
+    def __init__(self, setup: TrainingSetup):
+        self._setup, self._shape, self._options, self._run = setup, setup.shape, setup.options, setup.execution
 
     def step(self, sizes: Bucket) -> Peak:
         """Returns the peak of a micro-batch with gradients.
@@ -63,12 +41,12 @@ class Activations:
         one after another; the embedding's gradient comes last. When a block in a checkpoint is recomputed, the blocks
         outside checkpoints have freed what they kept. A tied head's gradient waits for the embedding's.
         """
-        head = 0 if self.setup.is_lora else self.setup.itemsize * self._shape.head_parameters
+        head = 0 if self._setup.is_lora else self._setup.itemsize * self._shape.head_parameters
         waiting_gradient = head if self._shape.is_tied else 0
         embedding_gradient = 0 if has_one_gradient(self._shape) else head
         loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
         peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
-        if self.setup.options.checkpoints:
+        if self._options.checkpoints:
             of_rows = map(self._padded_bytes, self._shape.distinct_blocks)
             recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * max(of_rows)
             peaks.append(recomputed + backward + waiting_gradient)
@@ -81,80 +59,75 @@ class Activations:
 
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
-        of_loss = kept_by_loss(sizes.loss_rows, self._shape.hidden, self._execution)
-        padded = self._padded_rows(sizes) * sum(
-            map(self._padded_bytes, self._shape.blocks[self.setup.options.checkpoints :])
-        )
-        return sizes.tokens * self._kept_per_token + padded + of_loss
+        of_loss = self._run.kept_by_loss(sizes.loss_rows, self._shape.hidden)
+        padded_bytes = sum(map(self._padded_bytes, self._shape.blocks[self._options.checkpoints :]))
+        return sizes.tokens * self._kept_per_token + self._padded_rows(sizes) * padded_bytes + of_loss
 
     def widest(self, sizes: Bucket) -> int:
         """Returns the size of the widest tensor: gate and up, or queries, keys and values, or logits."""
-        rows = self._mlp_rows(sizes.tokens)
-        numbers = [self._logits(sizes)]
+        rows, numbers = self._mlp_rows(sizes.tokens), [self._logits(sizes)]
         for block in self._shape.distinct_blocks:
             if block.kind is None:
                 numbers.append(sizes.tokens * max(linear.outputs for linear in block.linears.values()))
             else:
                 numbers += [rows * block.gate_and_up, sizes.tokens * (block.queries + 2 * block.keys)]
-        return self.setup.itemsize * max(numbers)
+        return self._setup.itemsize * max(numbers)
 
     def temporary(self, sizes: Bucket) -> int:
         """Returns the bytes that a model family's own code allocates and frees within a block."""
-        of_tokens, of_rows, run = sizes.tokens, self._mlp_rows(sizes.tokens), self._execution
+        tokens, rows, run = sizes.tokens, self._mlp_rows(sizes.tokens), self._run
         known = (block for block in self._shape.distinct_blocks if block.kind is not None)
-        each = (of_tokens * temporary_in_attention(one, run) + of_rows * temporary_in_mlp(one, run) for one in known)
+        each = (tokens * run.temporary_in_attention(block) + rows * run.temporary_in_mlp(block) for block in known)
         return max(each, default=0)
 
     # -------------------------------------------------------------------------------------------------- kept per token
 
     @cached_property
     def _kept_per_token(self) -> int:
-        options = self.setup.options
-        inputs = inputs_on_device(options.checkpoints, offload=options.offload)
         of_each = list(map(self._block_bytes_per_token, self._shape.distinct_blocks))
-        blocks = sum(of_each[number] for number in self._shape.order[options.checkpoints :])
-        return self._bytes_of_inputs(inputs) + blocks + self._kept_outside_blocks()
+        blocks = sum(of_each[number] for number in self._shape.order[self._options.checkpoints :])
+        return self._bytes_of_inputs(self._inputs_on_device) + blocks + self._kept_outside_blocks()
 
     @cached_property
     def _recomputed_per_token(self) -> int:
         """Bytes kept per token while a block in a checkpoint is recomputed: the checkpoints' inputs, and that block."""
-        options = self.setup.options
-        inputs = max_inputs_on_device(options.checkpoints, offload=options.offload)
-        return self._bytes_of_inputs(inputs) + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
+        # An offloaded input is fetched while the next one is used.
+        inputs = self._bytes_of_inputs(self._inputs_on_device + self._options.offload)
+        return inputs + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
+
+    @property
+    def _inputs_on_device(self) -> int:
+        """Number of inputs of checkpointed blocks that the device keeps; if they are offloaded, only the last one."""
+        return min(1, self._options.checkpoints) if self._options.offload else self._options.checkpoints
 
     def _padded_bytes(self, block: Block) -> int:
         """Bytes that a block keeps per row of padded texts, in layers whose state restarts at each text."""
         return 0 if block.kept is None else self._kept(block.kept)[1]
 
     def _kept(self, kept: Kept) -> tuple[int, int]:
-        return kept.by_run[2 * self._execution.trains_all + self.setup.itemsize // 4]
+        return kept.by_run[2 * self._run.trains_all + self._setup.itemsize // 4]
 
     def _padded_rows(self, sizes: Bucket) -> int:
         """Rows of padded texts, in layers whose state restarts at each text; 0 without these."""
         multiple = self._shape.multiple_of_padded
-        return sizes.padded_rows(multiple, with_filler=self.setup.on_gpu) if multiple else 0
+        return sizes.padded_rows(multiple, with_filler=self._setup.on_gpu) if multiple else 0
 
     def _bytes_of_inputs(self, number: int) -> int:
-        return self.setup.itemsize * number * self._shape.hidden
+        return self._setup.itemsize * number * self._shape.hidden
 
     def _block_bytes_per_token(self, block: Block) -> int:
         if block.kept is not None:
-            return self._kept(block.kept)[0] + kept_by_lora(len(block.linears), self._execution)
+            return self._kept(block.kept)[0] + self._run.kept_by_lora(len(block.linears))
         if block.kind is None:
-            numbers = sum(map(sum, block.linears.values())) + 4 * self._shape.hidden
-            return self.setup.itemsize * numbers + FP32 * 2 + kept_by_lora(len(block.linears), self._execution)
-        norms = kept_by_norms(block, self._shape.head_size, self._execution)
-        attention = kept_by_attention(block, self._shape.head_size, self._execution)
-        attention += kept_by_lora(len(block.kind.attention_in) + 1, self._execution)
-        is_chunked = self.setup.options.chunked_blocks
-        return (
-            norms
-            + attention
-            + (kept_by_chunks(block, self._execution) if is_chunked else self._mlp_bytes_per_token(block))
-        )
+            numbers = sum(linear.features for linear in block.linears.values()) + 4 * self._shape.hidden
+            return self._setup.itemsize * numbers + FP32 * 2 + self._run.kept_by_lora(len(block.linears))
+        run, head_size = self._run, self._shape.head_size
+        attention = run.kept_by_attention(block, head_size) + run.kept_by_lora(len(block.kind.attention_in) + 1)
+        mlp = run.kept_by_chunks(block) if self._options.chunked_blocks else self._mlp_bytes_per_token(block)
+        return run.kept_by_norms(block, head_size) + attention + mlp
 
     def _mlp_bytes_per_token(self, block: Block) -> int:
-        return kept_by_mlp(block, self._execution) + kept_by_lora(len(block.kind.mlp_in) + 1, self._execution)
+        return self._run.kept_by_mlp(block) + self._run.kept_by_lora(len(block.kind.mlp_in) + 1)
 
     def _kept_outside_blocks(self) -> int:
         """Returns the bytes kept per token outside of blocks.
@@ -162,11 +135,11 @@ class Activations:
         These are the last norm's input, the head's input if all weights are trained, and two sets of rotary angles: for
         blocks with a window and for those without.
         """
-        shape, itemsize = self._shape, self.setup.itemsize
+        shape, itemsize = self._shape, self._setup.itemsize
         if shape.kept_outside is not None:
             return self._kept(shape.kept_outside)[0]
-        states = (1 if self.setup.is_lora else 2) * shape.hidden
-        of_norm = shape.hidden * kept_by_norm(shape.blocks[-1].kind, self._execution)
+        states = (1 if self._setup.is_lora else 2) * shape.hidden
+        of_norm = shape.hidden * self._run.kept_by_norm(shape.blocks[-1].kind)
         return itemsize * (states + 4 * shape.head_size) + of_norm
 
     # ----------------------------------------------------------------------------------------------- allocated at once
@@ -177,34 +150,26 @@ class Activations:
 
     def _backward_of(self, block: Block, sizes: Bucket) -> int:
         if block.kind is None:
-            widest = max(map(max, block.linears.values()), default=0)
+            widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
             of_states = self._padded_rows(sizes) * self._padded_bytes(block)
-            return self.setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
+            return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
-        if self.setup.options.chunked_blocks:
-            attention = backward_of_attention(block, head_size, sizes, self._execution, heads_in_groups=True)
-            bytes_per_row = gradients_in_mlp(block, self._execution) + mlp_bytes_per_token
-            return max(attention, backward_of_chunks(block, sizes.tokens, bytes_per_row, self._execution))
+        if self._options.chunked_blocks:
+            attention = self._run.backward_of_attention(block, head_size, sizes, heads_in_groups=True)
+            bytes_per_row = self._run.gradients_in_mlp(block) + mlp_bytes_per_token
+            return max(attention, self._run.backward_of_chunks(block, sizes.tokens, bytes_per_row))
         # By then the MLP has freed what it kept.
-        attention = backward_of_attention(block, head_size, sizes, self._execution) - sizes.tokens * mlp_bytes_per_token
-        return max(attention, backward_of_mlp(block, sizes.tokens, self._execution))
+        attention = self._run.backward_of_attention(block, head_size, sizes) - sizes.tokens * mlp_bytes_per_token
+        return max(attention, self._run.backward_of_mlp(block, sizes.tokens))
 
     def _loss(self, sizes: Bucket, *, with_gradients: bool) -> int:
         hidden = self._shape.hidden
-        return bytes_of_loss(
-            sizes.loss_rows, self._logits(sizes), hidden, self._execution, with_gradients=with_gradients
-        )
+        return self._run.bytes_of_loss(sizes.loss_rows, self._logits(sizes), hidden, with_gradients=with_gradients)
 
     def _logits(self, sizes: Bucket) -> int:
-        return logits_at_once(sizes.loss_rows, self._shape.vocabulary, self.setup.options.max_logits)
+        """Number of logits that exist at once: of as many loss rows as the options allow, but at least one."""
+        vocabulary = self._shape.vocabulary
+        return vocabulary * min(sizes.loss_rows, max(1, self._options.max_logits // vocabulary))
 
     def _mlp_rows(self, tokens: int) -> int:
-        return rows_per_chunk(tokens) if self.setup.options.chunked_blocks else tokens
-
-    @property
-    def _shape(self) -> DecoderShape:
-        return self.setup.shape
-
-    @cached_property
-    def _execution(self) -> Execution:
-        return self.setup.execution
+        return rows_per_chunk(tokens) if self._options.chunked_blocks else tokens

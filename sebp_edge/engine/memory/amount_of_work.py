@@ -14,23 +14,19 @@ TOKENS_PER_STEP_CPU = 50
 
 @dataclass(frozen=True)
 class AmountOfWork:
-    """The work of all trainings of an adaptation.
+    """The work of all trainings of an adaptation."""
 
-    Attributes:
-        trained, evaluated: the distinct sizes of micro-batches; with graphs, those of their buckets. Without graphs,
-            sizes that fit into another one are left out, since they take less memory.
-        micro_batches, evaluations: the number of micro-batches with gradients, and without.
-        trained_tokens, evaluated_tokens: the cost of all micro-batches with and without gradients, in tokens.
-        repeated: the part of the rows with gradients that sharing what sequences begin with saves, or would save.
-    """
-
+    # The distinct sizes of micro-batches; with graphs, those of their buckets. Without graphs, sizes that fit into
+    # another one are left out, since they take less memory.
     trained: list[Bucket]
     evaluated: list[Bucket]
+    # The number of micro-batches with gradients, and without.
     micro_batches: int
     evaluations: int
+    # The cost of all micro-batches with and without gradients, in tokens.
     trained_tokens: float
     evaluated_tokens: float
-    repeated: float
+    repeated: float  # the part of the rows with gradients that sharing what sequences begin with saves, or would save
 
     @classmethod
     def of(

@@ -13,15 +13,10 @@ _LEAST_TEXT, _LEAST_NUMBER, _MOST = 10**6, 10**5, 9 * 10**18
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much memory an adaptation may use, in bytes: GPU memory, or on the CPU the memory of the process.
+    """How much memory an adaptation may use, in bytes: GPU memory, or on the CPU the memory of the process."""
 
-    Attributes:
-        size: the available bytes.
-        requested: the requested bytes, if more than are available; else None.
-    """
-
-    size: int
-    requested: int | None = None
+    size: int  # the available bytes
+    requested: int | None = None  # the requested bytes, if more than are available; else None
 
     @classmethod
     def parse(cls, text: "str | int | MemoryBudget", what: str = "memory budget") -> "MemoryBudget":

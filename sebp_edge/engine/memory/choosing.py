@@ -93,9 +93,7 @@ def fill_free_memory(
 ) -> Choice:
     """Returns the fastest choice, which may not fit, with dequantised blocks in a part of what it leaves free.
 
-    Args:
-        recipe: one with a base model in 4 bits.
-        free: the bytes of memory that this process uses or may use.
+    The recipe has a base model in 4 bits; `free` are the bytes of memory that this process uses or may use.
     """
     candidates = _Candidates(shape, dataset, schedules, recipe, target, num_limits=1)
     fastest = candidates.fastest(recipe)
@@ -105,11 +103,7 @@ def fill_free_memory(
 
 
 class _Candidates:
-    """Enumerates all choices for training on one dataset.
-
-    Args:
-        num_limits: how many row limits are tried, the largest first; None for all.
-    """
+    """Enumerates all choices for training on one dataset, with all row limits or only the largest."""
 
     def __init__(
         self,

@@ -16,27 +16,19 @@ MAX_GRADIENTS_AT_ONCE = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """What a training holds in memory at once; the defaults are the fastest.
+    """What a training holds in memory at once; the defaults are the fastest."""
 
-    Attributes:
-        max_rows: maximum number of rows of a micro-batch; a longer example is a micro-batch of its own.
-        checkpoints: number of blocks, from the first on, in activation checkpoints.
-        offload: whether the checkpoints' inputs are offloaded to host memory.
-        chunked_blocks: whether each MLP runs on a chunk of the rows at a time and is recomputed in the backward pass,
-            and attention's backward pass runs on a few heads at a time.
-        small_buffers: whether the loss uses smaller chunks of logits, and gradients are added one by one as they come.
-        dequantised_blocks: number of blocks, from the first on, that also hold their 4-bit weights dequantised.
-        streamed_blocks: number of blocks whose frozen matrices are in host memory, two on the GPU at a time.
-        moments_in_8_bits: whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
-    """
-
-    max_rows: int = MAX_ROWS
-    checkpoints: int = 0
-    offload: bool = False
+    max_rows: int = MAX_ROWS  # of a micro-batch; a longer example is a micro-batch of its own
+    checkpoints: int = 0  # number of blocks, from the first on, in activation checkpoints
+    offload: bool = False  # whether the checkpoints' inputs are offloaded to host memory
+    # Whether each MLP runs on a chunk of the rows at a time and is recomputed in the backward pass, and attention's
+    # backward pass runs on a few heads at a time.
     chunked_blocks: bool = False
+    # Whether the loss uses smaller chunks of logits, and gradients are added one by one as they come.
     small_buffers: bool = False
-    dequantised_blocks: int = 0
-    streamed_blocks: int = 0
+    dequantised_blocks: int = 0  # number of blocks, from the first on, that also hold their 4-bit weights dequantised
+    streamed_blocks: int = 0  # number of blocks whose frozen matrices are in host memory, two on the GPU at a time
+    # Whether an adapter's AdamW moments take 8 bits each; those of bf16 weights always do.
     moments_in_8_bits: bool = False
 
     @property

@@ -9,27 +9,17 @@ from sebp_edge.recipe import Recipe
 
 @dataclass(frozen=True)
 class Choice:
-    """One set of options for a training, with its predicted memory and time.
+    """One set of options for a training, with its predicted memory and time."""
 
-    Attributes:
-        recipe: the recipe, with a value for everything that it leaves to the memory budget.
-        dtype: the base model's dtype; "nf4" if its linear layers are in 4 bits.
-        host_memory: bytes of host memory that a training on a GPU uses in addition; 0 on the CPU.
-        seconds: the estimated time of an adaptation, all of its phases included; None if unknown.
-        kept: how many blocks are streamed, or also hold their 4-bit weights dequantised, in words; else empty.
-        common: how what texts begin with in common is computed, in words; empty if that is next to nothing.
-        judged: in how many folds it is judged, in words; empty without folds.
-    """
-
-    recipe: Recipe
-    dtype: str
+    recipe: Recipe  # the recipe, with a value for everything that it leaves to the memory budget
+    dtype: str  # the base model's dtype; "nf4" if its linear layers are in 4 bits
     options: MemoryOptions
     footprint: Footprint
-    host_memory: int
-    seconds: float | None
-    kept: str = ""
-    common: str = ""
-    judged: str = ""
+    host_memory: int  # bytes of host memory that a training on a GPU uses in addition; 0 on the CPU
+    seconds: float | None  # the estimated time of an adaptation, all of its phases included; None if unknown
+    kept: str = ""  # how many blocks are streamed, or also hold their 4-bit weights dequantised, in words; else empty
+    common: str = ""  # how what texts begin with in common is computed, in words; empty if that is next to nothing
+    judged: str = ""  # in how many folds it is judged, in words; empty without folds
 
     @property
     def peak(self) -> int:

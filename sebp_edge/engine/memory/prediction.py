@@ -28,19 +28,11 @@ PARTIAL_SEGMENTS = 4 * 20 * 2**20
 
 
 def predict_footprint(
-    setup: TrainingSetup,
-    trained: list[Bucket],
-    evaluated: list[Bucket],
-    context: int,
-    *,
-    num_trainings: int = 1,
+    setup: TrainingSetup, trained: list[Bucket], evaluated: list[Bucket], context: int, *, num_trainings: int = 1
 ) -> Footprint:
-    """Predicts the footprint of a training.
+    """Predicts the footprint of some trainings, of which each has a best state that is kept.
 
-    Args:
-        trained, evaluated: the distinct sizes of its micro-batches. Without graphs, sizes that fit into others may
-            be left out.
-        num_trainings: the number of trainings; the best state of each is kept.
+    Sizes of micro-batches are distinct. Without graphs, those that fit into others may be left out.
     """
     activations = Activations(setup)
     steps = [activations.step(sizes) for sizes in trained]
@@ -99,7 +91,8 @@ def _adapter(setup: TrainingSetup, num_trainings: int) -> int:
 
 
 def _moments(setup: TrainingSetup) -> int:
-    return (2 if setup.has_8_bit_moments else 2 * FP32) * setup.num_trained
+    in_8_bits = setup.updates_in_backward or setup.options.moments_in_8_bits
+    return (2 if in_8_bits else 2 * FP32) * setup.num_trained
 
 
 def _set_aside(setup: TrainingSetup) -> int:

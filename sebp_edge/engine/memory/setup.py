@@ -17,11 +17,7 @@ from sebp_edge.recipe import Recipe
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """How a training of one recipe runs on one device.
-
-    Attributes:
-        recipe: the recipe, with a value for every choice.
-    """
+    """How a training of one recipe, with a value for every choice, runs on one device."""
 
     shape: DecoderShape
     recipe: Recipe
@@ -65,11 +61,6 @@ class TrainingSetup:
     def updates_in_backward(self) -> bool:
         """Whether all weights are trained in bf16: then moments take 8 bits, and gradients are not kept."""
         return not self.is_lora and self.itemsize == 2
-
-    @property
-    def has_8_bit_moments(self) -> bool:
-        """Whether AdamW's moments take 8 bits each."""
-        return self.updates_in_backward or self.options.moments_in_8_bits
 
     @property
     def recomputed_parameters(self) -> int:

@@ -5,7 +5,6 @@ Sizes are read from the model on "meta", without weights. How its blocks run is 
 our norms, MLPs and attention replace the model family's.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -47,7 +46,7 @@ def read_shape(reference: ModelReference) -> DecoderShape:
     if None in known:
         return _measured(shape, model)
     pairs = zip(shape.blocks, known, strict=True)
-    return replace(shape, blocks=tuple(replace(block, kind=kind) for block, kind in pairs))
+    return shape.with_blocks([replace(block, kind=kind) for block, kind in pairs])
 
 
 def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
@@ -57,8 +56,8 @@ def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
         of_blocks, outside = measure_kept(few)[1], measure_kept(model, without_blocks=True)[0]
     except FAILURES:
         return shape
-    blocks = (replace(block, kept=of_blocks[layer]) for block, layer in zip(shape.blocks, layers, strict=True))
-    return replace(shape, blocks=tuple(blocks), kept_outside=outside)
+    blocks = [replace(block, kept=of_blocks[layer]) for block, layer in zip(shape.blocks, layers, strict=True)]
+    return replace(shape.with_blocks(blocks), kept_outside=outside)
 
 
 def keep_shape(reference: ModelReference) -> None:
@@ -127,7 +126,8 @@ class _CallRecorder:
         attention_prefix = attention[-1].rpartition(".")[0] + "."
         if not all(path.startswith(attention_prefix) for path in attention):
             return None
-        norms = [path for path in dict(self._norm_calls()) if not path.startswith(attention_prefix)]
+        all_norms = dict.fromkeys(path for path, _, _ in self._calls if _is_norm(self._modules[path]))
+        norms = [path for path in all_norms if not path.startswith(attention_prefix)]
         outputs = {gave.data_ptr() for path, _, gave in self._calls if path in norms}
         read_by_norms = {read.data_ptr() for path, read, _ in self._calls if path in norms}
         read_by_linears = {read.data_ptr() for path, read, _ in self._calls if path in first_layers}
@@ -143,17 +143,12 @@ class _CallRecorder:
             num_norms=len(norms),
             has_fused_norms=own_modules.issuperset(norm_modules),
             has_layer_norms=all(isinstance(norm, nn.LayerNorm) for norm in norm_modules),
-            has_head_norms=any(path.startswith(attention_prefix) for path, _ in self._norm_calls()),
+            has_head_norms=len(norms) < len(all_norms),
             has_rotary=has_rotary,
             has_fused_attention=scores is not None,
             has_softcap=scores is not None and scores.softcap is not None,
             has_fused_mlp=self._modules.get(MLP[:-1]) in own_modules,
         )
-
-    def _norm_calls(self) -> Iterator[tuple[str, nn.Module]]:
-        for path, _, _ in self._calls:
-            if _is_norm(self._modules[path]):
-                yield path, self._modules[path]
 
     def _has_other_matrices(self) -> bool:
         """Whether the block has matrices outside the layers that were called."""

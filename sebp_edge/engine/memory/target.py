@@ -16,28 +16,17 @@ _SIZES = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class Target:
-    """The device that a training is planned for.
+    """The device that a training is planned for."""
 
-    Attributes:
-        device: the kind of device: "cuda", "mps" or "cpu".
-        dtype: the dtype of the base model's weights and of activations: "bfloat16" or "float32".
-        has_kernels: whether norms, gates and the loss run on our kernels.
-        rate: floating-point operations per second; None if unknown.
-        bus: bytes per second from the host to a GPU.
-        context: bytes of the process outside torch's allocator.
-        host: free bytes of host memory for a training on a GPU; infinite if unlimited.
-        gpu: bytes of memory of an absent GPU; None for this machine.
-    """
-
-    device: str
-    dtype: str
-    has_kernels: bool
+    device: str  # "cuda", "mps" or "cpu"
+    dtype: str  # of the base model's weights and of activations: "bfloat16" or "float32"
+    has_kernels: bool  # whether norms, gates and the loss run on our kernels
     has_bitsandbytes: bool
-    rate: float | None
-    context: int
-    bus: float = ASSUMED_BUS
-    host: float = math.inf
-    gpu: int | None = None
+    rate: float | None  # floating-point operations per second; None if unknown
+    context: int  # bytes of the process outside torch's allocator
+    bus: float = ASSUMED_BUS  # bytes per second from the host to a GPU
+    host: float = math.inf  # free bytes of host memory for a training on a GPU; infinite if unlimited
+    gpu: int | None = None  # bytes of memory of an absent GPU; None for this machine
 
     @classmethod
     def absent_gpu(cls, gpu: int) -> "Target":

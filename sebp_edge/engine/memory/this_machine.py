@@ -1,7 +1,6 @@
 """Describes a device of this machine to plan for; measures its speed, and keeps both for processes without torch."""
 
 import math
-from contextlib import suppress
 
 import torch
 
@@ -52,5 +51,4 @@ def keep_device(device: torch.device) -> None:
     memory = memory_of(device)
     names = [str(device), *(["default"] if device == devices.pick_device() else [])]
     targets = {known_name(name, width): present_target(device, 0, width) for name in names for width in (0, WIDE)}
-    with suppress(OSError):
-        remember_machine(targets, memory.uuid)
+    remember_machine(targets, memory.uuid)

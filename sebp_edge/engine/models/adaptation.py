@@ -33,27 +33,23 @@ def attach(base: BaseModel, recipe: Recipe, seed: int) -> Adaptation:
 
 def load(base: BaseModel, folder: Path) -> Adaptation:
     """Attaches saved weights to `base`."""
-    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+    if (folder / LoraAdapter.FILE).is_file():
         return LoraAdapter.from_folder(base, folder)
-    if any((folder / name).is_file() for name in (*FullWeights.MARKERS, PRUNED)):
+    if any((folder / name).is_file() for name in (FullWeights.FILE, PRUNED)):
         return FullWeights.from_folder(base, folder)
-    expected = ", ".join(LoraAdapter.MARKERS + FullWeights.MARKERS)
+    expected = f"{LoraAdapter.FILE}, {FullWeights.FILE}"
     raise AdapterError(f"{folder.name!r} contains no adapter; expected one of {expected}.")
 
 
 def take(adaptation: Adaptation | None, base: BaseModel, folder: Path) -> bool:
-    """Takes saved weights into those that are attached, without new layers; returns False if they do not fit.
-
-    Raises:
-        BaseModelMismatch, AdapterError: as `load`; nothing is changed.
-    """
-    fits = isinstance(adaptation, LoraAdapter) and all((folder / name).is_file() for name in LoraAdapter.MARKERS)
+    """Takes saved weights into those that are attached, without new layers; returns False if they do not fit."""
+    fits = isinstance(adaptation, LoraAdapter) and (folder / LoraAdapter.FILE).is_file()
     return fits and adaptation.take(base, folder)
 
 
 def read_state(base: BaseModel, folder: Path) -> list[Tensor]:
     """Reads saved weights as a snapshot; `base`, which has no adapter, is unchanged."""
-    if any((folder / name).is_file() for name in LoraAdapter.MARKERS):
+    if (folder / LoraAdapter.FILE).is_file():
         return LoraAdapter.read_state(base, folder)
     adaptation = load(base, folder)
     try:

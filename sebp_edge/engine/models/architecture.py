@@ -79,9 +79,7 @@ def last_block(model: nn.Module) -> nn.Module | None:
 def blocks_of(model: nn.Module, *, guess: bool = False) -> list[nn.Module]:
     """Returns the blocks between embedding and head, from the first to the last; empty if they are not found.
 
-    Args:
-        guess: if they are not found, return the module list with the most parameters, or without any list the base
-            model as one block.
+    A guess is then the module list with the most parameters, or without any list the base model as one block.
     """
     for path in ("layers", "h", "encoder.layer", "transformer.layer"):
         blocks = getattr(model, "base_model", None)

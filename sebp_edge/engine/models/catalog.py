@@ -15,19 +15,13 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,47}/\w[\w.-]{0,95}(?<![.-])", r
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model known by a short name.
+    """A model known by a short name."""
 
-    Attributes:
-        repository: its Hub id; None for the bundled model.
-        parameters: in billions.
-        open_alternative: for a gated model, the short name of an open one of about the same size.
-    """
-
-    repository: str | None
-    parameters: float
+    repository: str | None  # its Hub id; None for the bundled model
+    parameters: float  # in billions
     licence: str
     description: str
-    open_alternative: str | None = None
+    open_alternative: str | None = None  # for a gated model, the short name of an open one of about the same size
 
 
 CATALOG = {

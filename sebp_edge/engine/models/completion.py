@@ -107,17 +107,12 @@ def complete_text(
 
 
 class Taken(NamedTuple):
-    """A text whose last word is taken back.
+    """A text whose last word is taken back."""
 
-    Attributes:
-        head: the tokens before it.
-        beginning: its bytes, which the next tokens must begin with; there may be none.
-        ways: the tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
-    """
-
-    head: list[int]
+    head: list[int]  # the tokens before it
     tokens: list[int]
-    beginning: bytes
+    beginning: bytes  # its bytes, which the next tokens must begin with; there may be none
+    # The tokens of its beginnings, as the tokenizer cuts these, and what these begin with.
     ways: frozenset[tuple[int, ...]]
 
 
@@ -203,11 +198,9 @@ def _is_text(found: bytes) -> bool:
 
 
 class Begun(NamedTuple):
-    """Tokens that begin with what was taken back.
+    """Tokens that begin with what was taken back, and their probability among all that do, at least.
 
-    Attributes:
-        probability: among all tokens that do, at least.
-        following_V: the probabilities of the token after them, if they are known, fp32 [vocabulary].
+    The probabilities of the token after them may be known, fp32 [vocabulary].
     """
 
     tokens: list[int]
@@ -225,14 +218,9 @@ def begin_again(
     """Finds the likeliest tokens that begin with the bytes that were taken back; the last of them may go on.
 
     The first pass computes the text itself, the others one of its ways each, the likeliest first. What is not computed
-    counts as if it went on otherwise, so that the probability is a lower bound.
-
-    Args:
-        next_probabilities: returns those after the head and each of the last `count - 1` of these tokens, on the host:
-            fp32 [count, vocabulary].
-
-    Returns:
-        None if none has at least `min_probability`.
+    counts as if it went on otherwise, so that the probability is a lower bound. Returns None if none has at least
+    `min_probability`. `next_probabilities` returns those after the head and each of the last `count - 1` of these
+    tokens, on the host: fp32 [count, vocabulary].
     """
     computed = next_probabilities(taken.tokens, len(taken.tokens) + 1)
     known = {tuple(taken.tokens[:size]): found_V for size, found_V in enumerate(computed)}
@@ -269,12 +257,7 @@ class _Words:
     """Collects the words that the model is sure of, token by token."""
 
     def __init__(
-        self,
-        taken: Taken,
-        begun: Begun,
-        vocabulary: Vocabulary,
-        min_probability: float,
-        on_text: Callable[[str], None],
+        self, taken: Taken, begun: Begun, vocabulary: Vocabulary, min_probability: float, on_text: Callable[[str], None]
     ):
         self._vocabulary, self._min_probability, self._on_text = vocabulary, min_probability, on_text
         self._probability = begun.probability  # of all tokens

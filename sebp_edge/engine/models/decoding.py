@@ -24,7 +24,7 @@ from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
 from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks, needs_no_mask, no_masks, why_not_rows
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampler, Sampling
-from sebp_edge.engine.models.single_rows import decode_alone, threaded_linears
+from sebp_edge.engine.models.single_rows import Beginning, decode_alone, goes_on, threaded_linears
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
 
@@ -56,18 +56,12 @@ Choose = Callable[[list[int], Tensor], int | None]
 
 @dataclass
 class _Row:
-    """A prompt with its new tokens.
+    """A prompt with its new tokens."""
 
-    Attributes:
-        number: of the prompt in the call.
-        left: how many new tokens may follow; 0 once the row has ended.
-        choose: chooses the next token; None takes the likeliest.
-    """
-
-    number: int
+    number: int  # of the prompt in the call
     prompt: list[int]
-    left: int
-    choose: Choose | None
+    left: int  # how many new tokens may follow; 0 once the row has ended
+    choose: Choose | None  # chooses the next token; None takes the likeliest
     new: list[int] = field(default_factory=list)
 
     @property
@@ -167,8 +161,10 @@ class Decoder:
         self.room_after(prompt)
         with self._computing(check):
             if self.one_by_one is not None:
-                ids = torch.tensor([prompt], device=self._model.device)
-                logits = self._model(ids, use_cache=False).logits[0, -count:].float()
+                cache = self._beginning and self._beginning.after(self._model, prompt[: len(prompt) - count + 1])
+                ids = torch.tensor([prompt[-count:] if cache else prompt], device=self._model.device)
+                options = {"past_key_values": cache, "use_cache": cache is not None}
+                logits = self._model(input_ids=ids, **options).logits[0, -count:].float()
                 self._check()
             else:
                 logits = self._kept_or_next_logits(prompt, range(len(prompt) - count, len(prompt)))
@@ -235,13 +231,15 @@ class Decoder:
                     self._check()
                     return self._add_next([row], logits)[0]
 
-                decode_alone(self._model, row.prompt, row.left, add_next)
+                decode_alone(self._model, row.prompt, row.left, add_next, self._beginning if len(rows) == 1 else None)
             return
         for batch in self._batches(rows) if rows else []:
             self._decode(batch, [rows[number] for number in batch.numbers])
 
     def _keep(self) -> None:
         """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""
+        if self._beginning and len(self._beginning.tokens) * bytes_per_token(self._model) > MAX_KEPT_BYTES:
+            self._forget()
         if self._cache is None:
             return
         if self._holds:
@@ -254,12 +252,16 @@ class Decoder:
     def forget_texts(self) -> None:
         """Forgets what prompts have computed, since weights have changed in place; graphs stay."""
         self._kept, self._kept_logits = [], {}
+        self._beginning = self._beginning and Beginning()
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
         self._kept: list[int] = []  # the tokens whose keys and values are in the cache, if it has a single row
         self._kept_logits: dict[int, Tensor] = {}  # those after some of these tokens, by their positions
+        # What is kept instead of a model whose prompts are decoded one by one.
+        is_kept = self._keeps and self.one_by_one is not None and goes_on(self._model)
+        self._beginning = Beginning() if is_kept else None
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
@@ -320,8 +322,7 @@ class Decoder:
     def _take_cache(self, rows: int, columns: int, known: int) -> None:
         """Allocates the cache, unless the last one serves; captured graphs live with it.
 
-        Args:
-            known: how many first tokens of the prompt are kept; those after them are forgotten.
+        The first `known` tokens of the prompt are kept; those after them are forgotten.
         """
         cache = self._cache
         if rows == 1:

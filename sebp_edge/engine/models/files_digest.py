@@ -3,7 +3,7 @@
 from hashlib import blake2b
 from pathlib import Path
 
-from sebp_edge.engine.models.hub_cache import cached_folder
+from sebp_edge.engine.models.hub_cache import local_path
 from sebp_edge.values.model_reference import ModelReference
 
 # Parts of each weight file that are read, and their size in bytes.
@@ -17,7 +17,7 @@ def files_digest(reference: ModelReference) -> str | None:
     The same files have the same digest wherever they are. After loading, `BaseModel.fingerprint` has the last word.
     """
     try:
-        path = cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+        path = local_path(reference)
         if path is None:
             return None
         if not path.is_dir():

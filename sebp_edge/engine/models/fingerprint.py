@@ -6,30 +6,24 @@ Models in GGUF files are identified by the whole file: quantised weights are not
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from sebp_edge.basics.files import cache_folder, read_json, write_cache
+from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.basics.weights import first_non_finite
 from sebp_edge.engine.models.installed import digest_in_name
 from sebp_edge.errors import ModelError
-
-_HASHES = "gguf-hashes.json"
-_MAX_HASHES = 200
 
 
 def fingerprint(architecture: str, folder: Path) -> str:
     """Hashes the architecture's name, all shapes and a sample of every tensor; returns 32 hexadecimal digits.
 
     Files in fp32 and in bf16 have the same fingerprint, regardless of their shards, and so has a base model loaded in
-    4 bits: an adapter works with either precision (Dettmers et al. 2023 train on 4 bits and deploy on either).
-
-    Args:
-        folder: contains safetensors weights. Only the pages with the samples are read, and nothing is kept in memory.
+    4 bits: an adapter works with either precision (Dettmers et al. 2023 train on 4 bits and deploy on either). Of the
+    folder's safetensors weights only the pages with the samples are read, and nothing is kept in memory.
     """
     digest = hashlib.sha256(architecture.encode())
     for _, name, tensor in _tensors(folder):
@@ -43,38 +37,23 @@ def fingerprint(architecture: str, folder: Path) -> str:
 def file_fingerprint(path: Path) -> str:
     """Returns the first 32 digits of a file's SHA-256; reads the file only if it is new or has changed."""
     path = path.resolve()
-    digest = digest_in_name(path) or _remembered_hash(path)
+    if (digest := digest_in_name(path)) is None:
+        try:
+            state = path.stat()
+            key = {"path": str(path), "size": state.st_size, "time": state.st_mtime_ns}
+            digest = read_kept("gguf", key)
+            if not isinstance(digest, str):
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                keep("gguf", key, digest)
+        except OSError as error:
+            raise ModelError(f"{path.name!r} cannot be read: {error.strerror}.") from error
     return digest[:32]
-
-
-def _remembered_hash(path: Path) -> str:
-    try:
-        state = path.stat()
-        known, key = _known_hashes(), f"{path} {state.st_size} {state.st_mtime_ns}"
-        if key not in known:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            known = dict(list(known.items())[1 - _MAX_HASHES :]) | {key: digest}
-            with suppress(OSError):  # hashed again the next time
-                write_cache(_HASHES, json.dumps(known))
-        return known[key]
-    except OSError as error:
-        raise ModelError(f"{path.name!r} cannot be read: {error.strerror}.") from error
-
-
-def _known_hashes() -> dict[str, str]:
-    try:
-        known = read_json(cache_folder() / _HASHES)
-    except (OSError, ValueError):
-        return {}
-    return known if all(isinstance(digest, str) and len(digest) == 64 for digest in known.values()) else {}
 
 
 def non_finite_tensors(folder: Path) -> Iterator[tuple[str, str]]:
     """Yields the file and the name of each tensor with NaN or infinity; reads all tensors."""
-    for file, name, tensor in _tensors(folder):
-        if first_non_finite([(name, tensor)]) is not None:
-            yield file, name
+    return ((file, name) for file, name, tensor in _tensors(folder) if first_non_finite([(name, tensor)]) is not None)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, str, Tensor]]:

@@ -18,7 +18,7 @@ PRUNED = "compressed.safetensors"
 class FullWeights:
     """All weights of the base model, with a copy of the original ones on the CPU."""
 
-    MARKERS = ("model.safetensors",)
+    FILE = "model.safetensors"
 
     def __init__(self, base: BaseModel):
         if base.in_4bit:
@@ -105,7 +105,7 @@ def open_weights(folder: Path) -> WeightsFile:
             f"The model in {folder.name!r} is pruned to N:M, which this sebp-edge cannot load; adapt again with "
             "--fresh (fresh=True), or export it with the sebp-edge that saved it."
         )
-    return WeightsFile(folder / FullWeights.MARKERS[0])
+    return WeightsFile(folder / FullWeights.FILE)
 
 
 def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

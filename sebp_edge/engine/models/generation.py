@@ -15,19 +15,14 @@ from sebp_edge.errors import Interrupted
 
 @dataclass(frozen=True)
 class Generation:
-    """A text that was generated.
-
-    Attributes:
-        new_tokens: how many tokens were generated, without one that ended the text.
-        finish: whether the model or a stop string ended the text, or the limit of new tokens or the context did.
-        probability: of the whole text after the prompt, its end included, as the model has it.
-    """
+    """A text that was generated."""
 
     text: str
     prompt_tokens: int
-    new_tokens: int
+    new_tokens: int  # how many tokens were generated, without one that ended the text
+    # Whether the model or a stop string ended the text, or the limit of new tokens or the context did.
     finish: Literal["stop", "length"]
-    probability: float
+    probability: float  # of the whole text after the prompt, its end included, as the model has it
 
 
 def generate_text(
@@ -112,9 +107,6 @@ class TextStream:
     Args:
         stop: the text ends before the first of these strings; no part of it is emitted.
         on_text: receives each part of the text as soon as it is final; no part is empty.
-
-    Attributes:
-        text: all emitted parts.
     """
 
     def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None]):

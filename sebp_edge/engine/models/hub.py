@@ -11,20 +11,13 @@ from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
-from huggingface_hub import (
-    HfApi,
-    constants,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    snapshot_download,
-)
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RemoteEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from sebp_edge.basics.files import check_free_space, storage_errors
 from sebp_edge.engine.models.catalog import bundled_config
-from sebp_edge.engine.models.hub_cache import cached_folder, has_weights, repository_folder
+from sebp_edge.engine.models.hub_cache import has_weights, local_path, repository_folder
 from sebp_edge.errors import ModelAccessError, ModelError, ModelOfflineError, StorageError
 from sebp_edge.values.model_reference import ModelReference
 from sebp_edge.values.preparation_progress import SECONDS, Progress
@@ -35,26 +28,19 @@ _UNWANTED = ["*/*", "consolidated*"]
 
 
 def config_folder(reference: ModelReference) -> Path:
-    """Returns a folder with the model's config.json; if the model is not cached, downloads only that file."""
-    cached = cached_folder(reference.location)
-    return cached or Path(_contact(reference, hf_hub_download, filename="config.json")).parent
+    """Returns a folder with the model's config.json; if the model is not here, downloads only that file."""
+    return local_path(reference) or Path(_contact(reference, hf_hub_download, filename="config.json")).parent
 
 
 def config_path(reference: ModelReference) -> Path:
-    """Returns the path of a model's folder or config file.
-
-    Downloads the config if the model is neither local nor cached, and its config is not bundled.
-    """
-    if reference.kind != "hub":
-        return Path(reference.location)
-    return cached_folder(reference.location) or bundled_config(reference) or config_folder(reference)
+    """Returns the path of a model's folder or config file; downloads a config that is neither here nor bundled."""
+    return local_path(reference) or bundled_config(reference) or config_folder(reference)
 
 
 def model_folder(reference: ModelReference) -> Path:
-    """Returns a folder with the complete model; downloads it if it is not cached."""
-    cached = cached_folder(reference.location)
-    if cached is not None:
-        return cached
+    """Returns a folder with the complete model; downloads it if it is not here."""
+    if (folder := local_path(reference)) is not None:
+        return folder
     folder = Path(_contact(reference, snapshot_download, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     if not has_weights(folder):
         raise ModelError(f"{reference.location} has no weights in the safetensors format; choose another model.")
@@ -66,7 +52,7 @@ def download(reference: ModelReference, progress: Progress) -> None:
 
     Raises a StorageError if it does not fit on the disk, and what `model_folder` raises.
     """
-    if reference.kind != "hub" or cached_folder(reference.location) is not None:
+    if local_path(reference) is not None:
         return
     files, key = _contact(reference, HfApi().model_info, files_metadata=True).siblings, attrgetter("rfilename")
     wanted = filter_repo_objects(files, allow_patterns=_WANTED, ignore_patterns=_UNWANTED, key=key)

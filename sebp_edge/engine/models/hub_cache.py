@@ -35,6 +35,11 @@ def cached_folder(repository: str) -> Path | None:
     return folder if is_whole else None
 
 
+def local_path(reference: ModelReference) -> Path | None:
+    """Returns the folder, or the GGUF file, of a model; None for one of the Hub that is not cached completely."""
+    return cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+
+
 def cached_models() -> list[str]:
     """Returns the Hub ids of all models that are cached completely; the cache itself if it cannot be listed."""
     try:
@@ -49,12 +54,9 @@ def cached_models() -> list[str]:
 
 def local_folder(reference: ModelReference) -> Path | None:
     """Returns the folder, or the GGUF file, of a model that is on this machine completely, else None."""
-    if reference.kind == "hub":
-        return cached_folder(reference.location)
-    if reference.is_gguf:
-        return Path(reference.location)
-    folder = Path(reference.location)
-    return folder if has_weights(folder) and has_tokenizer(folder) else None
+    path = local_path(reference)
+    is_whole = reference.kind == "hub" or reference.is_gguf or (has_weights(path) and has_tokenizer(path))
+    return path if is_whole else None
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -75,7 +77,7 @@ def has_weights(folder: Path) -> bool:
 
 def tokenizer_folder(reference: ModelReference) -> Path | None:
     """Returns the folder with the model's own tokenizer; None if it is not on this machine."""
-    folder = cached_folder(reference.location) if reference.kind == "hub" else Path(reference.location)
+    folder = local_path(reference)
     return folder if folder is not None and has_tokenizer(folder) else None
 
 

@@ -22,11 +22,7 @@ _SERVICE = Path("/usr/share/ollama/.ollama/models")
 
 
 class Installed(NamedTuple):
-    """A model of another program.
-
-    Attributes:
-        name: what --model takes.
-    """
+    """A model of another program, under the name that --model takes."""
 
     name: str
     path: Path
@@ -34,9 +30,7 @@ class Installed(NamedTuple):
 
 def find_installed(name: str) -> Path:
     """Returns the GGUF file of a model of Ollama or LM Studio."""
-    if name.startswith(OLLAMA):
-        return _find_in_ollama(name)
-    return _find_in_lm_studio(name)
+    return _find_in_ollama(name) if name.startswith(OLLAMA) else _find_in_lm_studio(name)
 
 
 def list_installed() -> Iterator[Installed]:

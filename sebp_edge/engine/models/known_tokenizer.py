@@ -15,20 +15,13 @@ class AddedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """What is known of a tokenizer besides what its Rust code has.
+    """What is known of a tokenizer besides what its Rust code has."""
 
-    Attributes:
-        tokens: ids of the tokens "bos", "eos", "pad" and "unk"; those that it lacks are missing.
-        special: `special_tokens_map`: texts, and lists of them.
-        added: ids of added tokens, as texts, and whether each is special, by content.
-        templates: its chat templates by name; "default" is the usual one.
-    """
-
-    tokens: dict[str, int]
-    special: dict
-    added: dict[str, int]
+    tokens: dict[str, int]  # ids of the tokens "bos", "eos", "pad" and "unk"; those that it lacks are missing
+    special: dict  # `special_tokens_map`: texts, and lists of them
+    added: dict[str, int]  # ids of added tokens, as texts, and whether each is special, by content
     added_special: tuple[str, ...]
-    templates: dict[str, str]
+    templates: dict[str, str]  # its chat templates by name; "default" is the usual one
 
     @classmethod
     def of(cls, tokenizer) -> "TokenizerFacts":

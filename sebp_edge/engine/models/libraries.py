@@ -50,11 +50,14 @@ def quick_import_of_bitsandbytes() -> Iterator[None]:
     On import, bitsandbytes loads torch's compiler for seconds, and downloads kernels from the Hub if the package
     `kernels` is installed. Neither is of use here.
     """
-    with (
-        quiet_libraries(),
-        _replaced(sys.modules, "kernels", None),
-        _replaced(os.environ, "TORCHDYNAMO_DISABLE", "1"),
-    ):
+    with quiet_libraries(), _replaced(sys.modules, "kernels", None), _replaced(os.environ, "TORCHDYNAMO_DISABLE", "1"):
+        yield
+
+
+@contextmanager
+def without_fla() -> Iterator[None]:
+    """Context in which transformers imports a family without fla's kernels: its own code is what judges them."""
+    with _replaced(sys.modules, "fla", None):
         yield
 
 

@@ -30,6 +30,7 @@ from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
 from sebp_edge.engine.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
 from sebp_edge.engine.models.hub_cache import tokenizer_folder
+from sebp_edge.engine.models.libraries import without_fla
 from sebp_edge.engine.models.soundness import (
     refuse_missing_weights,
     refuse_non_finite,
@@ -49,32 +50,21 @@ FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 _NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
 _NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
 # What models that also see or hear call the weights of their text part, and what the text part alone calls them.
-TEXT_PART = {
-    r"^language_model\.lm_head\.": "lm_head.",
-    r"^(?:model\.)?language_model\.(?:model\.)?": "model.",
-}
+TEXT_PART = {r"^language_model\.lm_head\.": "lm_head.", r"^(?:model\.)?language_model\.(?:model\.)?": "model."}
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """A base model in memory.
-
-    Attributes:
-        model: in evaluation mode, on `device`.
-        dtype: of its computation, and of its weights except those of linear layers if `in_4bit`.
-        fingerprint: identifies the base model; adapters record it.
-        has_new_head: whether its head has random weights, since its files have none; only an encoder's may.
-        streamed_blocks: of how many blocks the frozen matrices are in host memory (see `streaming`).
-    """
+    """A base model in memory."""
 
     reference: ModelReference
-    model: PreTrainedModel
+    model: PreTrainedModel  # in evaluation mode, on `device`
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    dtype: torch.dtype
-    fingerprint: str
-    has_new_head: bool = False
-    streamed_blocks: int = 0
+    dtype: torch.dtype  # of its computation, and of its weights except those of linear layers if `in_4bit`
+    fingerprint: str  # identifies the base model; adapters record it
+    has_new_head: bool = False  # whether its head has random weights, since its files have none; only an encoder's may
+    streamed_blocks: int = 0  # of how many blocks the frozen matrices are in host memory (see `streaming`)
 
     @property
     def num_parameters(self) -> int:
@@ -97,18 +87,13 @@ class BaseModel:
 
     @property
     def pad_token_id(self) -> int:
-        """The token for padding."""
-        return pad_token_id_of(self.tokenizer, self.model)
+        """The token for padding.
 
-
-def pad_token_id_of(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
-    """Returns the token for padding.
-
-    Many models have no pad token, or one without an embedding; EOS serves as one, and the attention mask masks it.
-    """
-    known = model.get_input_embeddings().weight.shape[0]
-    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return next(token for token in tokens if token is not None and token < known)
+        Many models have no pad token, or one without an embedding; EOS serves as one, and the attention mask masks it.
+        """
+        known = self.model.get_input_embeddings().weight.shape[0]
+        tokens = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(token for token in tokens if token is not None and token < known)
 
 
 def refuse_unknown_tokens(model: nn.Module, input_ids: Iterable[int]) -> None:
@@ -134,7 +119,8 @@ def load_base_model(
         check: called between its parts; may raise to end the loading.
         streamed_blocks: of how many blocks the frozen matrices stay in host memory, in a recipe that trains an adapter.
     """
-    in_4_bits, config = bool(recipe.load_in_4bit), _config_to_load(reference)
+    in_4_bits = bool(recipe.load_in_4bit)
+    config = _read_decoder_config(reference, None if reference.is_gguf else hub.config_folder(reference))
     dtype = devices.pick_dtype(device, config.get_text_config().hidden_size)
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
     if in_4_bits:
@@ -163,17 +149,9 @@ def load_base_model(
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, streamed_blocks=streamed_blocks)
 
 
-def _config_to_load(reference: ModelReference):
-    """Reads the config in the folder or the file that is loaded."""
-    if reference.is_gguf:
-        return _read_decoder_config(reference)
-    folder = hub.config_folder(reference) if reference.kind == "hub" else Path(reference.location)
-    return _read_decoder_config(reference, folder)
-
-
 def _load_folder(reference: ModelReference, config, options: dict, check: Check) -> tuple:
     """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
-    folder = hub.model_folder(reference) if reference.kind == "hub" else Path(reference.location)
+    folder = hub.model_folder(reference)
     with raising_model_error(reference, _NEEDS):
         refuse_special_files(reference.name, folder)
         without_weights = _on_meta(config)
@@ -217,6 +195,7 @@ def _reserve_memory(without_weights: PreTrainedModel, options: dict) -> None:
     reserved.clear()
 
 
+@without_fla()
 def _on_meta(config) -> PreTrainedModel:
     """Makes the model of a config without weights; allocates nothing."""
     with torch.device("meta"):
@@ -293,8 +272,8 @@ def decoder_config(reference: ModelReference):
     return _read_decoder_config(reference, None if reference.is_gguf else hub.config_path(reference))
 
 
-def _read_decoder_config(reference: ModelReference, path: Path | None = None):
-    """Reads a config, and refuses one that is not a decoder's."""
+def _read_decoder_config(reference: ModelReference, path: Path | None):
+    """Reads the config in a folder or file, or in the model's GGUF file, and refuses one that is not a decoder's."""
     if path is None:
         with raising_model_error(reference, _NEEDS_GGUF):
             config = read_gguf_config(reference)
@@ -314,6 +293,7 @@ def _read_decoder_config(reference: ModelReference, path: Path | None = None):
     return config
 
 
+@without_fla()
 def model_from_config(
     reference: ModelReference, device: torch.device = _META, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import (
     SUFFIX_A,
     SUFFIX_B,
+    first_non_finite,
     has_rank,
     raising_adapter_error,
     read_weights,
@@ -32,7 +33,6 @@ with quick_import_of_bitsandbytes():
     from peft import LoraConfig, PeftModel, get_peft_model
     from peft.tuners.lora.layer import Linear as PeftLoraLinear
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
     from peft.utils.integrations import dequantize_bnb_weight
 
 # PEFT settings in a file that may differ from plain LoRA's: those that are read, and those without effect.
@@ -50,7 +50,7 @@ _PREFIX = "base_model.model."
 class LoraAdapter:
     """Low-rank weights beside every linear projection (Hu et al. 2021), in fp32 whatever the base model's dtype."""
 
-    MARKERS = ("adapter_model.safetensors",)
+    FILE = "adapter_model.safetensors"
 
     def __init__(self, model: PeftModel):
         self.model = model
@@ -80,7 +80,7 @@ class LoraAdapter:
                 unchanged.
         """
         with raising_adapter_error(folder):
-            config, weights = _read_config(folder), read_weights(folder / cls.MARKERS[0])
+            config, weights = _read_config(folder), read_weights(folder / cls.FILE)
             # Before PEFT makes matrices of this rank.
             targets = config.target_modules if isinstance(config.target_modules, set) else ()
             shapes = {name: tensor.shape for name, tensor in weights.items()}
@@ -101,33 +101,36 @@ class LoraAdapter:
     @classmethod
     def read_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
         """Reads an adapter's weights in the order of the parameters that it has when it is attached."""
+        # Copied: a memory-mapped tensor would change with its file.
+        return [weight.to(torch.float32, copy=True) for weight in cls._mapped_state(base, folder)]
+
+    @classmethod
+    def _mapped_state(cls, base: BaseModel, folder: Path) -> list[Tensor]:
+        """Returns the weights that `read_state` reads, mapped from their file."""
         with raising_adapter_error(folder):
             _read_config(folder)
-            weights = read_weights(folder / cls.MARKERS[0])
-            refuse_non_finite(weights.items(), folder, cls.MARKERS[0])
+            state = (path := folder / cls.FILE).stat()
+            weights = read_weights(path)
+            if not _are_finite(path, state.st_ino, state.st_size, state.st_mtime_ns):
+                refuse_non_finite(weights.items(), folder, cls.FILE)
         names = [
             _PREFIX + module + suffix for module, _ in base.model.named_modules() for suffix in (SUFFIX_A, SUFFIX_B)
         ]
-        # Copied: a memory-mapped tensor would change with its file.
-        state = [weights.pop(name).to(torch.float32, copy=True) for name in names if name in weights]
+        state = [weights.pop(name) for name in names if name in weights]
         if weights:
             raise _mismatch(base, folder)
         return state
 
     def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
         """Loads saved weights into the adapter, whose parameters are still on "meta"."""
-        expected = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in expected.items()}:
+        own = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        in_file = {name: name.replace(".default.", ".") for name in own}
+        if {name: w.shape for name, w in weights.items()} != {in_file[name]: w.shape for name, w in own.items()}:
             raise _mismatch(base, folder)
         # Copied: a memory-mapped tensor would change with its file.
         weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
-        refuse_non_finite(weights.items(), folder, self.MARKERS[0])
-        set_peft_model_state_dict(self.model, weights, low_cpu_mem_usage=True)
-        # PEFT has made them in the base model's dtype.
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                parameter.data = parameter.data.float()
-        set_peft_model_state_dict(self.model, weights)
+        refuse_non_finite(weights.items(), folder, self.FILE)
+        self.model.load_state_dict({name: weights[in_file[name]] for name in own}, strict=False, assign=True)
 
     def take(self, base: BaseModel, folder: Path) -> bool:
         """Takes a saved adapter's weights into its own tensors; returns False if that has others, or another scale."""
@@ -136,7 +139,8 @@ class LoraAdapter:
             config = _read_config(folder)
         if (config.r, config.lora_alpha) != (own.r, own.lora_alpha):
             return False
-        state = self.read_state(base, folder)
+        # A copy on the host would take longer than all else.
+        state = self._mapped_state(base, folder)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         if [each.shape for each in state] != [each.shape for each in parameters]:
             return False
@@ -145,11 +149,7 @@ class LoraAdapter:
         return True
 
     def save(self, folder: Path, state: list[Tensor] | None = None) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json, in PEFT's own layout.
-
-        Args:
-            state: a snapshot to write; by default the present weights.
-        """
+        """Writes a snapshot, by default of the present weights, in PEFT's own layout."""
         values = None
         if state is not None:
             names = (name for name, parameter in self.model.named_parameters() if parameter.requires_grad)
@@ -195,10 +195,9 @@ def _linear_layers(model: PreTrainedModel) -> list[str]:
 
 
 class LoraFactors(NamedTuple):
-    """A saved adapter's matrices: the adapted weight is W + scale * lora_B lora_A.
+    """A saved adapter's matrices, memory-mapped: (lora_A, lora_B) by the name of the weight in the base model.
 
-    Attributes:
-        matrices: (lora_A, lora_B) by the name of the weight in the base model; memory-mapped.
+    The adapted weight is W + scale * lora_B lora_A.
     """
 
     r: int
@@ -210,11 +209,17 @@ class LoraFactors(NamedTuple):
         return self.lora_alpha / self.r
 
 
+@lru_cache(maxsize=64)
+def _are_finite(path: Path, *_state: int) -> bool:
+    """Whether a file in this state has no NaN and no infinity; seeing that takes as long as copying it to a GPU."""
+    return first_non_finite(read_weights(path).items()) is None
+
+
 def read_factors(folder: Path) -> LoraFactors:
     """Reads a saved adapter without a base model."""
     with raising_adapter_error(folder):
-        config, weights = _read_config(folder), read_weights(folder / LoraAdapter.MARKERS[0])
-        refuse_non_finite(weights.items(), folder, LoraAdapter.MARKERS[0])
+        config, weights = _read_config(folder), read_weights(folder / LoraAdapter.FILE)
+        refuse_non_finite(weights.items(), folder, LoraAdapter.FILE)
         matrices = {}
         for name in [name for name in weights if name.endswith(SUFFIX_A)]:
             lora_A, lora_B = weights.pop(name), weights.pop(name.removesuffix(SUFFIX_A) + SUFFIX_B)
@@ -228,12 +233,7 @@ def read_factors(folder: Path) -> LoraFactors:
 
 def _config(r: int, lora_alpha: float, target_modules: str | list[str] = "all-linear") -> LoraConfig:
     return LoraConfig(
-        r=r,
-        lora_alpha=lora_alpha,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules=target_modules,
-        task_type="CAUSAL_LM",
+        r=r, lora_alpha=lora_alpha, lora_dropout=0.0, bias="none", target_modules=target_modules, task_type="CAUSAL_LM"
     )
 
 
@@ -244,10 +244,7 @@ def _attach(base: BaseModel, config: LoraConfig, seed: int | None) -> PeftModel:
     """
     # PEFT writes the base model's folder here, and warns if it finds another. A saved adapter names the model instead.
     config.base_model_name_or_path = None
-    with (
-        forked_random_state(base.device),
-        warnings.catch_warnings(),
-    ):
+    with forked_random_state(base.device), warnings.catch_warnings():
         # peft 0.21 reads a property of transformers 5.23 by its deprecated name.
         warnings.simplefilter("ignore", FutureWarning)
         torch.manual_seed(seed or 0)
@@ -377,11 +374,6 @@ def refuse_packed_weights(model: nn.Module) -> None:
             "bitsandbytes has packed this model's 4-bit weights for inference on the CPU, and no gradient flows "
             "through them; load the model again and keep it in training mode."
         )
-
-
-def has_adapter(model: nn.Module) -> bool:
-    """Whether a model, wrapped by PEFT or not, has a layer with an adapter."""
-    return any(isinstance(layer, BaseTunerLayer) for layer in model.modules())
 
 
 def without_adapter(model: nn.Module) -> nn.Module:

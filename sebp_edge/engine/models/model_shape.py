@@ -11,7 +11,8 @@ def shape_of(model: PreTrainedModel, name: str) -> DecoderShape:
     """Reads the shape of a model; the kinds of its blocks stay unknown."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     vocabulary, hidden = weight_MK(head).shape
-    return DecoderShape(
+    linears = [_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head]
+    shape = DecoderShape(
         name=name,
         parameters=num_parameters(model),
         vocabulary=vocabulary,
@@ -20,12 +21,12 @@ def shape_of(model: PreTrainedModel, name: str) -> DecoderShape:
         longest=getattr(model.config, "max_position_embeddings", None),
         is_tied=embedding.weight is head.weight,
         has_plain_embedding=type(embedding) is nn.Embedding,
-        linears=tuple(_sizes(layer) for layer in model.modules() if _is_linear(layer) and layer is not head),
-        blocks=tuple(
-            Block({path: _sizes(part) for path, part in block.named_modules() if _is_linear(part)})
-            for block in blocks_of(model, guess=True)
-        ),
+        linear_parameters=sum(linear.size for linear in linears),
+        linear_features=sum(linear.features for linear in linears),
     )
+    parts_of_blocks = (block.named_modules() for block in blocks_of(model, guess=True))
+    linears_of_blocks = ({path: _sizes(part) for path, part in parts if _is_linear(part)} for parts in parts_of_blocks)
+    return shape.with_blocks(list(map(Block, linears_of_blocks)))
 
 
 def _is_linear(part: nn.Module) -> bool:

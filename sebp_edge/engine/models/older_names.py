@@ -21,9 +21,7 @@ _LAYERS = {"full_attention", "sliding_attention"}
 def complete_config(config, own: Mapping, architecture: str, dtype: str) -> dict:
     """Returns the values of a config.json that means the same under the newer and under the older names.
 
-    Args:
-        config: the model's config, as transformers 5 has read it.
-        own: the values of the model's own config.json, which are kept; empty if it has none.
+    Those of the model's own config.json are kept; it may have none.
     """
     known = json.loads(config.to_json_string())
     values = known | dict(own)
@@ -42,8 +40,7 @@ def complete_config(config, own: Mapping, architecture: str, dtype: str) -> dict
 def differing_names(values: Mapping, config, unread: Collection[str]) -> list[str]:
     """Returns the settings that differ from a model's if its config.json is read by a program that lacks some names.
 
-    Args:
-        unread: the names that the program does not read: `OLDER_ROPE` for transformers 5, and (`ROPE`,) for others.
+    Those `unread` are `OLDER_ROPE` for transformers 5, and (`ROPE`,) for others.
     """
     read = copy.deepcopy(_without(values, {*unread, *_OTHER}))
     read |= {part: _without(read[part], set(unread)) for part in config.sub_configs if isinstance(read.get(part), dict)}

@@ -9,22 +9,14 @@ PASS_TOKENS = 32
 
 
 class PrefixGroup(NamedTuple):
-    """Prompts that begin with the same tokens.
-
-    Attributes:
-        prefix: number of the tokens that are computed once for all; 0 if they are not worth it.
-    """
+    """Prompts that begin with the same `prefix` tokens, which are computed once for all; 0 if that is not worth it."""
 
     prefix: int
     numbers: list[int]
 
 
 class PrefixBatch(NamedTuple):
-    """Groups that are decoded together.
-
-    Attributes:
-        columns: the most tokens that one of their rows can have, new tokens included.
-    """
+    """Groups that are decoded together, in rows of at most so many columns, new tokens included."""
 
     groups: list[PrefixGroup]
     columns: int
@@ -40,10 +32,8 @@ def group_by_prefix(
 ) -> list[PrefixGroup]:
     """Returns the groups of at most `max_rows` prompts that leave the fewest tokens to compute.
 
-    A prefix never has a prompt's last token, whose logits are needed for each row.
-
-    Args:
-        tokens_per_group: what a prefix costs in addition to its own tokens, in tokens.
+    A prefix never has a prompt's last token, whose logits are needed for each row. Besides its own tokens, it costs
+    `tokens_per_group`.
     """
     order = sorted(range(len(prompts)), key=lambda number: prompts[number])
     common = [0, *(common_length(prompts[one], prompts[other]) for one, other in itertools.pairwise(order))]
@@ -72,12 +62,9 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def make_batches(groups: list[PrefixGroup], columns: list[int], max_rows: int, max_cells: int) -> list[PrefixBatch]:
-    """Packs groups into batches, those with the longest rows first.
+    """Packs groups into batches, those with the longest rows first: each prompt's row can have so many columns.
 
-    Args:
-        columns: the most tokens that the row of each prompt can have.
-        max_rows: the most rows of a batch, unless a single group has more.
-        max_cells: the most rows times columns of a batch, unless a single group has more.
+    Batches have at most so many rows, and cells (rows times columns), unless a single group has more.
     """
     widths = [max(columns[number] for number in group.numbers) for group in groups]
     batches: list[PrefixBatch] = []

@@ -6,6 +6,7 @@ step writes one column per row in place; transformers' own caches copy everythin
 
 import functools
 import inspect
+import weakref
 
 import torch
 from torch import Tensor
@@ -58,40 +59,31 @@ def _layer_types(config: PretrainedConfig) -> list[str]:
     return ["full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"]
 
 
-class _Cells:
-    """What all layers of a cache share: its size, and where the next pass writes and reads."""
-
-    def __init__(self, rows: int, columns: int):
-        self.rows, self.columns = rows, columns
-        self.write_at: tuple[Tensor | None, Tensor | slice]
-        self.read: tuple[slice, slice]
-
-
 class RowCache(Cache):
     """Keys and values of up to `rows` rows with up to `columns` tokens each."""
 
     def __init__(self, rows: int, columns: int):
-        # Layers do not refer to their cache, so that its memory is freed without garbage collection.
-        self._cells = _Cells(rows, columns)
-        super().__init__(layer_class_to_replicate=functools.partial(_Layer, self._cells))
+        # Layers refer to their cache weakly, so that its memory is freed without garbage collection.
+        super().__init__(layer_class_to_replicate=functools.partial(_Layer, weakref.proxy(self)))
         self.rows, self.columns = rows, columns
+        # Where the next pass writes and reads.
+        self.write_at: tuple[Tensor | None, Tensor | slice]
+        self.read: tuple[slice, slice]
 
     def select(self, rows: slice, columns: Tensor | slice, width: int) -> None:
         """Chooses where the next pass writes, and what it reads: the first `width` columns of `rows`.
 
-        Args:
-            columns: where the pass writes each token: [rows, tokens], with `self.columns` for tokens that only fill up,
-                or the same columns for all rows.
+        Each token has a column, [rows, tokens], which is `self.columns` if it only fills up; or all rows have the same.
         """
         numbers = None
         if isinstance(columns, Tensor):
             numbers = torch.arange(rows.start, rows.stop, device=columns.device)[:, None]
-        self._cells.write_at, self._cells.read = (numbers, columns), (rows, slice(width))
+        self.write_at, self.read = (numbers, columns), (rows, slice(width))
 
     def take(self, other: "RowCache", columns: int) -> None:
         """Copies the first columns of another cache's first row into this one, which is empty."""
         for found in other.layers:
-            layer = _Layer(self._cells)
+            layer = _Layer(weakref.proxy(self))
             layer.lazy_initialization(found.keys, found.values)
             layer.keys[0, :, :columns].copy_(found.keys[0, :, :columns])
             layer.values[0, :, :columns].copy_(found.values[0, :, :columns])
@@ -117,14 +109,14 @@ class _Layer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cells: _Cells):
+    def __init__(self, cache: RowCache):
         super().__init__()
-        self._cells = cells
+        self._cache = cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # A masked column has weight zero, but must be finite.
         self.keys, self.values = (
-            states.new_zeros(self._cells.rows, states.shape[1], self._cells.columns + 1, states.shape[3])
+            states.new_zeros(self._cache.rows, states.shape[1], self._cache.columns + 1, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -132,7 +124,7 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        (numbers, columns), (rows, width) = self._cells.write_at, self._cells.read
+        (numbers, columns), (rows, width) = self._cache.write_at, self._cache.read
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if numbers is None:
                 buffer[rows, :, columns] = states
@@ -141,13 +133,13 @@ class _Layer(CacheLayerMixin):
         return self.keys[rows, :, width], self.values[rows, :, width]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._cells.read[1].stop, 0
+        return self._cache.read[1].stop, 0
 
     def get_seq_length(self) -> int:
         return 0
 
     def get_max_length(self) -> int:
-        return self._cells.columns
+        return self._cache.columns
 
 
 def needs_no_mask(model: PreTrainedModel, width: int) -> bool:

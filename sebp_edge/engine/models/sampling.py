@@ -19,25 +19,17 @@ from sebp_edge.recipe import check_seed
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of one generation.
-
-    Attributes:
-        temperature: divides the logits; 0 always takes the most likely token.
-        top_p: draw from the most likely tokens that together have this probability.
-        top_k: draw from this many of the most likely tokens; None draws from all.
-        repetition_penalty: divides the positive logits of tokens that are already in the prompt or the text, and
-            multiplies the negative ones (Keskar et al. 2019); 1 changes nothing.
-        stop: the text ends before the first of these strings.
-        seed: makes the text repeatable; None draws anew each time.
-    """
+    """Options of one generation."""
 
     max_new_tokens: int = 200
-    temperature: float = 0.7
-    top_p: float = 0.9
-    top_k: int | None = None
+    temperature: float = 0.7  # divides the logits; 0 always takes the most likely token
+    top_p: float = 0.9  # draw from the most likely tokens that together have this probability
+    top_k: int | None = None  # draw from this many of the most likely tokens; None draws from all
+    # Divides the positive logits of tokens that are already in the prompt or the text, and multiplies the negative ones
+    # (Keskar et al. 2019); 1 changes nothing.
     repetition_penalty: float = 1.0
-    stop: tuple[str, ...] | list[str] = ()
-    seed: int | None = None
+    stop: tuple[str, ...] | list[str] = ()  # the text ends before the first of these strings
+    seed: int | None = None  # makes the text repeatable; None draws anew each time
 
     def __post_init__(self):
         _check_count("max_new_tokens", self.max_new_tokens)
@@ -74,15 +66,12 @@ class NonFiniteLogits(ArithmeticError):
 
 
 class Sampler:
-    """Chooses the next tokens of one text. Texts with the same seed draw the same numbers, alone and in a batch.
-
-    Attributes:
-        is_greedy: whether it always takes the token with the largest logit.
-    """
+    """Chooses the next tokens of one text. Texts with the same seed draw the same numbers, alone and in a batch."""
 
     def __init__(self, sampling: Sampling, device: torch.device):
         self._processors = sampling.processors()
         self.is_random = sampling.temperature > 0
+        # Whether it always takes the token with the largest logit.
         self.is_greedy = not self.is_random and not self._processors
         self._generator = None
         if self.is_random:

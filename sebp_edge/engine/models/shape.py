@@ -4,12 +4,13 @@
 from the sizes; `sebp_edge.engine.memory.shape_reader` finds it. Imports no torch.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 
-class LinearShape(NamedTuple):
+@dataclass(frozen=True)
+class LinearShape:
     """A linear layer's sizes: its numbers of input and output features."""
 
     inputs: int
@@ -19,71 +20,54 @@ class LinearShape(NamedTuple):
     def size(self) -> int:
         return self.inputs * self.outputs
 
+    @property
+    def features(self) -> int:
+        return self.inputs + self.outputs
+
 
 def spread(number: int, total: int) -> list[int]:
     """Returns `number` of the numbers below `total`, spread evenly."""
     return [each for each in range(total) if (each + 1) * number // total > each * number // total]
 
 
-class BlockKind(NamedTuple):
-    """How a block of a decoder's class runs on active rows.
+@dataclass(frozen=True)
+class BlockKind:
+    """How a block of a decoder's class runs on active rows."""
 
-    Attributes:
-        attention_in, attention_out, mlp_in, mlp_out: its linear layers, by their paths in the block.
-        num_reads: number of hidden states that are read by norms, or by linear layers without a norm before them.
-        num_norm_outputs: number of norm outputs that linear layers read.
-        num_norms: number of norms of hidden states.
-        has_fused_norms: whether all these norms run on our operation, on a GPU.
-        has_layer_norms: whether all these norms are torch's LayerNorms.
-        has_head_norms: whether queries and keys are normalised.
-        has_rotary: whether queries and keys are rotated.
-        has_fused_attention: whether its attention is replaced by ours (see `FusedAttention`).
-        has_softcap: whether that attention caps its scores, which kernels for common beginnings do not.
-        has_fused_mlp: whether its MLP's gate runs on our operation.
-    """
-
+    # Its linear layers, by their paths in the block.
     attention_in: tuple[str, ...]
     attention_out: str
     mlp_in: tuple[str, ...]
     mlp_out: str
-    num_reads: int
-    num_norm_outputs: int
-    num_norms: int
-    has_fused_norms: bool
-    has_layer_norms: bool
-    has_head_norms: bool
-    has_rotary: bool
-    has_fused_attention: bool
-    has_softcap: bool
-    has_fused_mlp: bool
+    num_reads: int  # number of hidden states that are read by norms, or by linear layers without a norm before them
+    num_norm_outputs: int  # number of norm outputs that linear layers read
+    num_norms: int  # number of norms of hidden states
+    has_fused_norms: bool  # whether all these norms run on our operation, on a GPU
+    has_layer_norms: bool  # whether all these norms are torch's LayerNorms
+    has_head_norms: bool  # whether queries and keys are normalised
+    has_rotary: bool  # whether queries and keys are rotated
+    has_fused_attention: bool  # whether its attention is replaced by ours (see `FusedAttention`)
+    has_softcap: bool  # whether that attention caps its scores, which kernels for common beginnings do not
+    has_fused_mlp: bool  # whether its MLP's gate runs on our operation
 
 
-class Kept(NamedTuple):
-    """What autograd keeps of a part of a decoder.
+@dataclass(frozen=True)
+class Kept:
+    """What autograd keeps of a part of a decoder."""
 
-    Attributes:
-        by_run: bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with
-            an adapter in 2 and 4 bytes, then with all weights trained.
-        multiple: of how many rows these layers take a multiple.
-    """
-
+    # Bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with an
+    # adapter in 2 and 4 bytes, then with all weights trained.
     by_run: tuple[tuple[int, int], ...]
-    multiple: int = 1
+    multiple: int = 1  # of how many rows these layers take a multiple
 
 
 @dataclass(frozen=True)
 class Block:
-    """One of a decoder's blocks. All attributes but these and `parameters` need a known kind.
+    """One of a decoder's blocks. All attributes but these and `parameters` need a known kind."""
 
-    Attributes:
-        linears: its linear layers, by their paths in the block.
-        kind: how it runs on active rows; None if unknown.
-        kept: what it keeps on active rows, if it is of no known kind; None if it does not run on them.
-    """
-
-    linears: dict[str, LinearShape]
-    kind: BlockKind | None = None
-    kept: Kept | None = None
+    linears: dict[str, LinearShape]  # its linear layers, by their paths in the block
+    kind: BlockKind | None = None  # how it runs on active rows; None if unknown
+    kept: Kept | None = None  # what it keeps on active rows, if it is of no known kind; None if it does not run on them
 
     @cached_property
     def parameters(self) -> int:
@@ -136,55 +120,38 @@ class Block:
 
 
 @dataclass(frozen=True)
-class DecoderSizes:
-    """The sizes of a decoder, without its layers.
-
-    Attributes:
-        parameters: of the whole model, a tied head counted once.
-        vocabulary, hidden: the head's sizes.
-        head_size: size of one attention head, the largest if blocks differ; 0 if there are none.
-        longest: the longest sequence that the model takes, in tokens; None for no limit.
-        is_tied: whether head and embedding share their weight.
-        has_plain_embedding: whether the embedding only looks up rows.
-    """
-
-    parameters: int
-    vocabulary: int
-    hidden: int
-    head_size: int
-    longest: int | None
-    is_tied: bool
-    has_plain_embedding: bool
-
-
-@dataclass(frozen=True)
-class DecoderShape(DecoderSizes):
-    """The sizes of a decoder and of its blocks.
-
-    Attributes:
-        linears: all linear layers except the head, each once: those that can be in 4 bits and get adapters.
-        kept_outside: what is kept outside of blocks, if they are of no known kind.
-    """
+class DecoderShape:
+    """The sizes of a decoder and of its blocks."""
 
     name: str
-    linears: tuple[LinearShape, ...]
-    blocks: tuple[Block, ...]
-    kept_outside: Kept | None = None
+    parameters: int  # of the whole model, a tied head counted once
+    # The head's sizes.
+    vocabulary: int
+    hidden: int
+    head_size: int  # size of one attention head, the largest if blocks differ; 0 if there are none
+    longest: int | None  # the longest sequence that the model takes, in tokens; None for no limit
+    is_tied: bool  # whether head and embedding share their weight
+    has_plain_embedding: bool  # whether the embedding only looks up rows
+    # Of all linear layers except the head, each once: those that can be in 4 bits and get adapters.
+    linear_parameters: int
+    linear_features: int
+    distinct_blocks: tuple[Block, ...] = ()  # its blocks without duplicates
+    order: tuple[int, ...] = ()  # the place of each block among the distinct ones
+    kept_outside: Kept | None = None  # what is kept outside of blocks, if they are of no known kind
+
+    def with_blocks(self, blocks: Sequence[Block]) -> "DecoderShape":
+        """Returns the same shape with these blocks."""
+        distinct = [block for number, block in enumerate(blocks) if block not in blocks[:number]]
+        return replace(self, distinct_blocks=tuple(distinct), order=tuple(map(distinct.index, blocks)))
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        return [self.distinct_blocks[number] for number in self.order]
 
     @property
     def head_parameters(self) -> int:
         """Parameters of the head, [vocabulary, hidden]."""
         return self.vocabulary * self.hidden
-
-    @cached_property
-    def distinct_blocks(self) -> list[Block]:
-        """Its blocks without duplicates."""
-        return [block for number, block in enumerate(self.blocks) if block not in self.blocks[:number]]
-
-    @cached_property
-    def order(self) -> list[int]:
-        """The place of each block among the distinct ones."""
-        return [self.distinct_blocks.index(block) for block in self.blocks]
 
     @cached_property
     def is_hoisted(self) -> bool:
@@ -197,15 +164,6 @@ class DecoderShape(DecoderSizes):
         kept = (block.kept for block in self.distinct_blocks if block.kept is not None)
         return max((each.multiple for each in kept if each.by_run[-1][1]), default=0)
 
-    @cached_property
-    def linear_parameters(self) -> int:
-        """Parameters of all linear layers except the head."""
-        return sum(linear.size for linear in self.linears)
-
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""
-        return r * self._linear_features
-
-    @cached_property
-    def _linear_features(self) -> int:
-        return sum(map(sum, self.linears))
+        return r * self.linear_features

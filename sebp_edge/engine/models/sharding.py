@@ -73,10 +73,7 @@ def staying_gathered(model: nn.Module, running: nn.Module) -> Iterator[None]:
     """Context for a backward pass that runs within calls of `running` and of the modules around it.
 
     At the end of each backward pass, FSDP frees all gathered weights, also those of modules whose calls still run. They
-    are gathered again on exit.
-
-    Args:
-        model: a module around `running`, or the same.
+    are gathered again on exit. `model` is a module around `running`, or the same.
     """
     if not is_sharded(running):
         yield

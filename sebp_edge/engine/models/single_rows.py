@@ -1,16 +1,22 @@
 """Single rows: decoded in transformers' own loop, and computed on the CPU with all threads.
 
-The loop, with its cache, is for models whose rows cannot share a `RowCache`. For one row in fp32, torch's linear layer
+The loop, with its cache, is for models whose rows cannot share a `RowCache`. A state cannot go back, so what is kept of
+a prompt serves those that go on after it. For one row in fp32, torch's linear layer
 uses one thread, which cannot read weights as fast as the memory delivers them. A batched product of parts of the weight
 reads them with one thread each, without a copy of the weight.
 """
 
+import copy
+import functools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Cache,
+    DynamicCache,
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
@@ -19,12 +25,65 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy
+
 # Smaller weights are read sooner than threads are woken.
 MIN_ELEMENTS = 2**16
+# Where the trial's text is cut: within the reach of short convolutions, and beyond.
+CUTS = (2, 3, 4, 12, 30)
+
+
+class Beginning:
+    """What a model's cache holds after all tokens of a prompt but the last; `tokens` are these."""
+
+    def __init__(self):
+        self.tokens: list[int] = []
+        self._cache: Cache | None = None
+
+    def after(self, model: PreTrainedModel, prompt: list[int]) -> Cache:
+        """Computes those of a prompt's tokens, without the last, that are not kept; returns a copy of the cache."""
+        tokens, cache, self.tokens, self._cache = self.tokens, self._cache, [], None
+        if cache is None or tokens != prompt[:-1][: len(tokens)]:
+            tokens, cache = [], DynamicCache(config=model.config.get_text_config())
+        if rest := prompt[len(tokens) : -1]:
+            ids = torch.tensor([rest], device=model.device)
+            model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        self.tokens, self._cache = prompt[:-1], cache
+        return copy.deepcopy(cache)
+
+
+def goes_on(model: PreTrainedModel) -> bool:
+    """Whether a small copy of a model has the same logits if its text is cut and its cache goes on."""
+    return _goes_on(type(model), type(model.config), json.dumps(model.config.to_dict(), default=str, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=16)
+@torch.no_grad()
+def _goes_on(kind: type[PreTrainedModel], config: type, values: str) -> bool:
+    draw, beginning = torch.Generator().manual_seed(0), Beginning()
+    try:
+        model = small_copy(config.from_dict(json.loads(values)), kind).model
+        for parameter in model.parameters():  # fresh ones are so small that little shows
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+        ids = torch.randint(1, VOCABULARY, (1, max(CUTS)), generator=draw)
+        expected = model(ids, use_cache=False).logits[0]
+        for cut in CUTS:
+            cache = beginning.after(model, ids[0, :cut].tolist())
+            model(ids.flip(1), use_cache=False)  # which resets states that are not in the cache
+            found = model(ids[:, cut - 1 : cut], past_key_values=cache, use_cache=True).logits[0, -1]
+            if not (found - expected[cut - 1]).norm() <= 1e-4 * expected[cut - 1].norm():
+                return False
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
+        return False
+    return True
 
 
 def decode_alone(
-    model: PreTrainedModel, prompt: list[int], max_new_tokens: int, add_next: Callable[[Tensor], int | None]
+    model: PreTrainedModel,
+    prompt: list[int],
+    max_new_tokens: int,
+    add_next: Callable[[Tensor], int | None],
+    beginning: Beginning | None = None,
 ) -> None:
     """Passes the logits of each next token, [1, vocabulary], to `add_next`, until that returns no token."""
     step = _Step(add_next)
@@ -40,6 +99,7 @@ def decode_alone(
         model.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids),
+            past_key_values=beginning and beginning.after(model, prompt),
             generation_config=config,
             logits_processor=LogitsProcessorList([step]),
             stopping_criteria=StoppingCriteriaList([_Ended(step)]),

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from sebp_edge.engine.models.architecture import head_sizes_of
+from sebp_edge.engine.models.libraries import without_fla
 
 # Special tokens, which must be in the copy's small vocabulary.
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -27,27 +28,17 @@ _MAX_PARAMETERS = 25_000_000
 
 
 class SmallCopy(NamedTuple):
-    """A small copy, with one layer of each kind and at least two layers.
+    """A small copy, with one layer of each kind and at least two."""
 
-    Attributes:
-        model: on the CPU, in fp32.
-        layers: for each layer of the decoder, the index of the copy's layer of the same kind.
-    """
-
-    model: PreTrainedModel
-    layers: tuple[int, ...]
+    model: PreTrainedModel  # on the CPU, in fp32
+    layers: tuple[int, ...]  # for each layer of the decoder, the index of the copy's layer of the same kind
 
 
 def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = None) -> SmallCopy:
-    """Makes a small copy of the config's decoder.
+    """Makes a small copy of the config's decoder, by default of transformers' class for it.
 
     Heads keep their size, since lists of that length scale the rotary angles; all else is as small as that allows.
-
-    Args:
-        kind: the decoder's class; by default transformers' class for the config.
-
-    Raises:
-        ValueError, TypeError, RuntimeError, LookupError, AttributeError: the class does not take such sizes.
+    Classes that do not take such sizes raise errors of any kind.
     """
     small, layers = _with_few_layers(config, is_small=True)
     _cut_experts(small)
@@ -70,6 +61,7 @@ def copy_of_few_layers(config: PretrainedConfig, kind: type[PreTrainedModel]) ->
     return SmallCopy(_make(few, kind, "meta").eval(), layers)
 
 
+@without_fla()
 def _make(config: PretrainedConfig, kind: type[PreTrainedModel] | None, device: str) -> PreTrainedModel:
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
     with torch.device(device):

@@ -23,11 +23,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Vocabulary:
-    """The bytes of each token.
-
-    Args:
-        tokenizer: a fast tokenizer, byte-level or SentencePiece's.
-    """
+    """The bytes of each token of a fast tokenizer, byte-level or SentencePiece's."""
 
     def __init__(self, tokenizer, size: int):
         self._bytes: list[bytes | None] = [None] * size

@@ -32,20 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 class Causality(NamedTuple):
-    """Result of the trial of a decoder.
+    """Result of the trial of a decoder, whose labels alone determine which rows carry gradient if both are true."""
 
-    Attributes:
-        is_causal: whether no row's logits depend on a later token or another sequence; None if the trial failed.
-        predicts_next: whether each row's loss is that of the next row's label.
-    """
-
+    # Whether no row's logits depend on a later token or another sequence; None if the trial failed.
     is_causal: bool | None
-    predicts_next: bool
-
-    @property
-    def labels_determine_rows(self) -> bool:
-        """Whether the labels alone determine which rows carry gradient."""
-        return bool(self.is_causal) and self.predicts_next
+    predicts_next: bool  # whether each row's loss is that of the next row's label
 
     @classmethod
     def from_trial(cls, decoder: nn.Module, forward: Callable) -> "Causality":

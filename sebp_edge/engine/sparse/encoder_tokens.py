@@ -19,11 +19,7 @@ REGRESSION = "regression"
 
 
 class EncoderTokens:
-    """Gathers the active tokens of one encoder's batches.
-
-    Attributes:
-        reads_first_token: whether the head reads the first token of each sequence, rather than labelled tokens.
-    """
+    """Gathers the active tokens of one encoder's batches; its head reads first tokens, or else labelled ones."""
 
     def __init__(self, encoder: nn.Module):
         self.reads_first_token = reads_first_token(encoder)
@@ -50,7 +46,10 @@ class EncoderTokens:
         plan = RowPlan.from_masks(active_BT, has_loss_BT, targets_BT)
         self._refuse_labels(plan.targets)
         types_BT = batch.get("token_type_ids") if hasattr(self._embeddings, "token_type_embeddings") else None
-        tokens = ActiveTokens.gather(input_ids_BT, plan, self._position_ids(input_ids_BT), types_BT)
+        # RoBERTa counts positions without padding, the others count columns.
+        count = getattr(self._embeddings, "create_position_ids_from_input_ids", None)
+        positions_BT = None if count is None else count(input_ids_BT, self._embeddings.padding_idx)
+        tokens = ActiveTokens.gather(input_ids_BT, plan, positions_BT, types_BT)
         self._refuse_positions(tokens.position_ids)
         return tokens
 
@@ -73,11 +72,6 @@ class EncoderTokens:
         targets_BT[:, 0] = labels_B
         has_loss_BT[:, 0] = True if is_regression else labels_B != IGNORE
         return targets_BT, has_loss_BT
-
-    def _position_ids(self, input_ids_BT: Tensor) -> Tensor | None:
-        """Position ids [B, T] as RoBERTa counts them, without padding; None for models that count columns."""
-        count = getattr(self._embeddings, "create_position_ids_from_input_ids", None)
-        return None if count is None else count(input_ids_BT, self._embeddings.padding_idx)
 
     def _refuse_other_inputs(self, batch: dict[str, Tensor]) -> None:
         if not {"input_ids", "labels"} <= batch.keys() <= set(INPUTS):

@@ -57,9 +57,6 @@ class Hoisted(FollowingPatch):
         max_logits: the largest number of logits that exist at once; at least one row's.
         check: called at each linear layer, and each time as many logits were computed; may raise to end the pass.
 
-    Attributes:
-        num_dequantised: how many blocks keep a dequantised copy of their 4-bit weights.
-
     Raises:
         SparsityError: the model cannot run on active rows; or, at the first batch, its attention cannot.
     """
@@ -87,12 +84,16 @@ class Hoisted(FollowingPatch):
             raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._attach()
 
-    def _attach(self) -> None:
-        """Replaces what passes its trial in the model as it is now."""
+    def _attach(self, verdicts: dict[str, bool] | None = None) -> None:
+        """Replaces what passes its trial in the model as it is now.
+
+        Args:
+            verdicts: see `LastLayer`.
+        """
         decoder, is_chunked = self._decoder, self._chunked_blocks
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
-        self._last_layer = LastLayer(decoder)
+        self._last_layer = LastLayer(decoder, verdicts=verdicts)
         self._restarts = Restarts(decoder)
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
@@ -139,22 +140,14 @@ class Hoisted(FollowingPatch):
         return is_ours and backend.runs_short_attention(states_AHE, states_AHE, states_AHE)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
-        """The loss of every loss row, in nats: fp32 [C].
-
-        Args:
-            tokens: the batch's active tokens, on the model's device.
-        """
+        """The loss of every loss row, in nats: fp32 [C]; the batch's tokens are on the model's device."""
         self._follow_changes()
         hidden_CD = self._hidden_states(tokens, self._restricts(tokens))
         weight_VD = self._embedding.head_weight(self._head.weight)
         return self._head.losses(hidden_CD, tokens.targets, weight_VD, tokens.soft_targets)
 
     def row_logits(self, tokens: ActiveTokens) -> Iterator[Tensor]:
-        """The logits of every loss row, a few rows at a time: fp32 [c, V].
-
-        Args:
-            tokens: the batch's active tokens, on the model's device.
-        """
+        """The logits of every loss row, a few rows at a time: fp32 [c, V]."""
         self._follow_changes()
         return self._head.logits(self._hidden_states(tokens, self._restricts(tokens)))
 

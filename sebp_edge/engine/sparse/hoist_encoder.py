@@ -53,9 +53,6 @@ class HoistedEncoder(FollowingPatch):
     While attached, call the model only through this handle. If the model changes (see `ModelState`), the next batch
     tries it again.
 
-    Attributes:
-        state: the model's state when it was last tried.
-
     Raises:
         SparsityError: the model is of another kind or has another loss, or its logits of a trial batch differ from the
             padded model's.
@@ -89,11 +86,7 @@ class HoistedEncoder(FollowingPatch):
         self.state = ModelState(self.model, encoder)
 
     def losses(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of each sequence or labelled token, fp32 [C]; the model's own loss is their mean.
-
-        Args:
-            batch: see `tokens`.
-        """
+        """The loss of each sequence or labelled token of a batch, fp32 [C]; the model's own loss is their mean."""
         return self.row_losses(self.tokens(batch).to(self._encoder.device))
 
     def tokens(self, batch: Mapping[str, Tensor]) -> ActiveTokens:
@@ -109,11 +102,7 @@ class HoistedEncoder(FollowingPatch):
         return self._tokens(batch)
 
     def row_losses(self, tokens: ActiveTokens) -> Tensor:
-        """The loss of every loss row: fp32 [C].
-
-        Args:
-            tokens: the batch's active tokens, on the model's device.
-        """
+        """The loss of every loss row: fp32 [C]; the batch's tokens are on the model's device."""
         return _losses(self.row_logits(tokens), tokens.targets)
 
     def row_logits(self, tokens: ActiveTokens) -> Tensor:

@@ -22,6 +22,7 @@ from sebp_edge.engine.sparse.patches.agreement import (
     varied,
     without_main_grads,
 )
+from sebp_edge.engine.sparse.patches.delta_rule import fla_version
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.state import are_equal, describe
 from sebp_edge.engine.sparse.patches.stops import Stops
@@ -29,8 +30,8 @@ from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.errors import SparsityError
 
-# Attribute of a decoder's embedding, which all copies of a model share: what each of its last trials depended on. With
-# an adapter, with another one and without any, a training hoists it in turn.
+# Attribute of a decoder's embedding, which all copies of a model share: what each of its last trials depended on, and
+# what later trials found. With an adapter, with another one and without any, a training hoists it in turn.
 _PASSED, _NUM_PASSED = "_sebp_edge_passed", 4
 # Lengths in tokens of the sequences whose hidden states are compared.
 LENGTHS = (48, 31)
@@ -54,11 +55,9 @@ class HoistedIfExact(Hoisted):
     """A hoisted model that is compared with the padded one when it is attached, and again if it changes.
 
     Compares gradients of a small copy of the model, and the model's own hidden states and losses on two short
-    sequences, neither of which may read the other. A model that has passed, or a copy with its embedding, is not
-    compared again while all that the comparison depends on is the same (see `_facts`).
-
-    Args:
-        batch: token ids [B, T] and their plan, to compare on; by default any tokens.
+    sequences, neither of which may read the other: a batch of token ids [B, T] and their plan, by default any tokens. A
+    model that has passed, or a copy with its embedding, is not compared again while all that the comparison depends on
+    is the same (see `_facts`).
     """
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, RowPlan] | None = None, **options):
@@ -72,11 +71,12 @@ class HoistedIfExact(Hoisted):
             raise SparsityError(reason)
         embedding = vars(self._decoder.get_input_embeddings().weight)
         facts, passed = self._facts(), embedding.pop(_PASSED, [])
-        if facts is not None and any(are_equal(facts, each) for each in passed):
-            super()._attach()
+        verdicts = next((found for each, found in passed if facts is not None and are_equal(facts, each)), None)
+        if verdicts is not None:
+            super()._attach(verdicts)
         else:
-            self._attach_on_trial()
-            passed = [*passed, facts]
+            self._attach_on_trial(verdicts := {})
+            passed = [*passed, (facts, verdicts)]
         if facts is not None:
             embedding[_PASSED] = passed[-_NUM_PASSED:]
 
@@ -85,14 +85,14 @@ class HoistedIfExact(Hoisted):
         model, device = describe(self.model, self._decoder), self._decoder.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
-        return None if model is None else [model, Code.of(self._decoder), autocast, options]
+        return None if model is None else [model, Code.of(self._decoder), autocast, options, fla_version()]
 
-    def _attach_on_trial(self) -> None:
+    def _attach_on_trial(self, verdicts: dict[str, bool]) -> None:
         batch = self._batch or pad_right(trial_batch(self._decoder)[0].tolist(), 0)
         input_ids, plan = (part.to(self._decoder.device) for part in batch)
         with evaluating(self.model, with_hooks=True):
             padded_CD, expected_C = self._padded(input_ids, plan)
-            super()._attach()
+            super()._attach(verdicts)
             with self._attaching():
                 try:
                     self._refuse_mixing()

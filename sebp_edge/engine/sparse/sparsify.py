@@ -14,12 +14,14 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sebp_edge.engine.models import sharding
 from sebp_edge.engine.models.architecture import (
     blocks_of,
     is_activation,
@@ -29,20 +31,13 @@ from sebp_edge.engine.models.architecture import (
     weight_MK,
 )
 from sebp_edge.engine.models.lora import adapted_layers, inner_model, refuse_packed_weights
-from sebp_edge.engine.models.sharding import (
-    TENSOR_PARALLEL,
-    DTensor,
-    computing_device,
-    refuse_sharding,
-    staying_gathered,
-)
 from sebp_edge.engine.sparse.causality import Causality, ends_row_by_row
 from sebp_edge.engine.sparse.patches.checkpoints import is_in_checkpoint
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
 from sebp_edge.engine.sparse.patches.last_layer import LastLayer
 from sebp_edge.engine.sparse.patches.loss import FusedLoss
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of, has_own_forward
-from sebp_edge.engine.sparse.patches.state import ModelState
+from sebp_edge.engine.sparse.patches.state import ModelState, ends_of
 from sebp_edge.engine.sparse.rows.batch_rows import (
     ALL,
     DETECTED,
@@ -134,11 +129,7 @@ class Sparsified(Patch):
         return losses_C + (shares_CK * differences_CK).sum(dim=1)
 
     def row_logits(self, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
-        """The logits of every loss row of a right-padded batch: fp32 [C, V].
-
-        Args:
-            input_ids_BT, plan: see `row_losses`.
-        """
+        """The logits of every loss row of a right-padded batch: fp32 [C, V]; see `row_losses`."""
         with self._calling(_Call(DETECTED, plan)):
             logits_BTV = self.model(input_ids=input_ids_BT, use_cache=False).logits
         return logits_BTV.flatten(0, 1)[plan.loss_rows].float()
@@ -185,7 +176,9 @@ class Sparsified(Patch):
     def _run_with_rows(self, findings: "_Findings", *args, **kwargs):
         loss, inputs = findings.loss, dict(zip(self._forward_parameters, args, strict=False)) | kwargs
         given_plan = self._call.given_plan
-        plan = given_plan or self._labels_plan(findings, inputs)
+        plan = given_plan or decoder_plan(self._inner, inputs)
+        if plan is not None and given_plan is None and not all(self._causality(findings)):
+            plan = None
         uses_fused_loss = plan is not None and given_plan is None and loss and loss.applies_to(inputs)
         rows = self._batch_rows(findings, inputs, plan)
         if rows is not DETECTED:
@@ -204,7 +197,7 @@ class Sparsified(Patch):
         """What was found out about the model, or a new beginning if it has changed since (see `ModelState`)."""
         findings = self._findings
         if findings is None or (findings.state is not None and findings.state.find_change() is not None):
-            refuse_sharding(self.layers.values())
+            sharding.refuse_sharding(self.layers.values())
             self._fused_lora.drop_changed()
             self._last_layer.forget_trial()
             findings = self._findings = self._examine()
@@ -212,7 +205,7 @@ class Sparsified(Patch):
 
     def _examine(self) -> "_Findings":
         # The first block too, since the output of a frozen embedding gets no gradient.
-        first_modules = [*_embedding_of(self._inner), *blocks_of(self._inner)[:1]]
+        first_modules = [*filter(None, ends_of(self._inner)[:1]), *blocks_of(self._inner)[:1]]
         loss = None
         if not self._keeps_logits:
             loss = FusedLoss(self._inner, self._original_forward, self._last_layer, is_wrapped=self._is_wrapped)
@@ -228,10 +221,6 @@ class Sparsified(Patch):
         finally:
             self._call = before
             call.inputs.forget()
-
-    def _labels_plan(self, findings: "_Findings", inputs: dict) -> RowPlan | None:
-        plan = decoder_plan(self._inner, inputs)
-        return plan if plan is not None and self._causality(findings).labels_determine_rows else None
 
     def _causality(self, findings: "_Findings") -> Causality:
         """Whether labels determine the rows; tried when it is first needed."""
@@ -249,7 +238,7 @@ class Sparsified(Patch):
     @contextmanager
     def _running_trial(self) -> Iterator[None]:
         """Context for a forward pass of a trial, and its backward pass, which computes all rows."""
-        gathered = staying_gathered(self.model, self._inner)
+        gathered = sharding.staying_gathered(self.model, self._inner)
         with gathered, self._calling(_Call(ALL)), self._fused_lora.refreshed():
             yield
 
@@ -261,7 +250,7 @@ class Sparsified(Patch):
 
     def _call_kind(self, inputs: dict, uses_fused_loss: bool) -> Hashable:
         """Everything that determines which rows carry gradient, except the batch's lengths and labels."""
-        device_type = computing_device(next(self._inner.parameters())).type
+        device_type = sharding.computing_device(next(self._inner.parameters())).type
         given = frozenset((name, _kind(value)) for name, value in inputs.items() if value is not None)
         is_cast, has_plan = torch.is_autocast_enabled(device_type), self._call.given_plan is not None
         are_trained = tuple(parameter.requires_grad for parameter in self._findings.parameters)
@@ -288,8 +277,9 @@ class Sparsified(Patch):
         if torch.compiler.is_compiling() or is_in_checkpoint():
             return self._selector(layers)
         if num_rows == rows.num_rows:
-            if isinstance(rows, UnverifiedRows) and not _gets_gradient(layers, x):
-                return None
+            weights = chain.from_iterable(layer.parameters() for layer in layers)
+            if isinstance(rows, UnverifiedRows) and not any(each.requires_grad for each in (x, *weights)):
+                return None  # the outputs get no gradient
             return rows.linear_rows(after_attention=self._findings.after_attention.issuperset(layers))
         return None if num_rows == rows.num_pooled else self._selector(layers)
 
@@ -300,7 +290,7 @@ class Sparsified(Patch):
     def _norm_rows(self, x: Tensor) -> Rows | None:
         """The rows of a norm whose input has the batch's rows; None, which means all rows, for others."""
         rows = self._call.rows
-        return rows.norm_rows if x.shape[:-1].numel() == rows.num_rows and not is_in_checkpoint() else None
+        return rows.up_to_attention if x.shape[:-1].numel() == rows.num_rows and not is_in_checkpoint() else None
 
     def _activation_rows(self, x: Tensor) -> Rows | None:
         """The rows of an activation after the latest linear layer; None, which means all, for others.
@@ -313,23 +303,15 @@ class Sparsified(Patch):
 
 @dataclass(eq=False)
 class _Findings:
-    """What was found out about a model in one state.
+    """What was found out about a model in one state."""
 
-    Attributes:
-        first_modules: modules whose outputs are the first hidden states.
-        after_attention: modules that work row by row and feed only the head.
-        loss: the loss without logits; None if the model keeps its own.
-        causality: the result of the trial; None before it.
-        state: the state that all of this depends on; None during the first call.
-    """
-
-    first_modules: list[nn.Module]
-    after_attention: set[nn.Module]
-    loss: FusedLoss | None
+    first_modules: list[nn.Module]  # whose outputs are the first hidden states
+    after_attention: set[nn.Module]  # those that work row by row and feed only the head
+    loss: FusedLoss | None  # None if the model keeps its own
     parameters: list[nn.Parameter]
     verification: VerifiedCalls
-    causality: Causality | None = None
-    state: ModelState | None = None
+    causality: Causality | None = None  # None before the trial
+    state: ModelState | None = None  # None during the first call
 
 
 class KeptInputs:
@@ -343,14 +325,14 @@ class KeptInputs:
 
     def keep(self, x: Tensor, x_cast: Tensor, rows: Rows) -> Tensor:
         """Returns what a layer's backward pass needs of its input; see `keep_rows`."""
-        if callable(rows):
-            # All of x, without a copy to share; remembered here, it might outlive the graph.
-            return keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
         key = (x._version, x_cast.dtype, id(rows))
-        if self._x() is not x or self._key != key:
-            self._x, self._key, self._rows = weakref.ref(x), key, rows
-            self._kept = keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
-        return self._kept
+        if self._x() is x and self._key == key:
+            return self._kept
+        kept = keep_rows(x_cast.detach().reshape(-1, x.shape[-1]), rows)
+        # Else all of x is kept, without a copy to share; remembered here, it might outlive the graph.
+        if not callable(rows):
+            self._x, self._key, self._rows, self._kept = weakref.ref(x), key, rows, kept
+        return kept
 
     def forget(self) -> None:
         """Drops all references; after the forward pass, only the graph keeps what it needs."""
@@ -358,16 +340,11 @@ class KeptInputs:
 
 
 class _Call:
-    """One forward pass of the model.
-
-    Attributes:
-        given_plan: the plan of a loss other than the model's own, if any.
-        inputs: the rows kept of an input that several layers read.
-        latest: a weak reference to the latest output of a linear layer, and that layer's rows.
-    """
+    """One forward pass of the model, perhaps with the plan of a loss other than the model's own."""
 
     def __init__(self, rows: BatchRows | UnverifiedRows, given_plan: RowPlan | None = None):
         self.rows, self.given_plan, self.inputs = rows, given_plan, KeptInputs()
+        # A weak reference to the latest output of a linear layer, and that layer's rows.
         self.latest: tuple[Callable[[], Tensor | None], Rows | None] = (lambda: None, None)
 
 
@@ -405,8 +382,8 @@ class _SparseForward:
         handle = self.sparsified
         rows = handle._linear_rows([self.layer], x)
         weight = weight_MK(self.layer)
-        if isinstance(weight, DTensor):
-            raise SparsityError(TENSOR_PARALLEL)
+        if isinstance(weight, sharding.DTensor):
+            raise SparsityError(sharding.TENSOR_PARALLEL)
         out = sparse_linear(x, weight, self.layer.bias, rows, handle._call.inputs.keep)
         if not torch.compiler.is_compiling():
             handle._call.latest = weakref.ref(out), rows
@@ -467,17 +444,7 @@ def _refuse(model: nn.Module, layers: dict[str, nn.Module]) -> None:
                 "DataParallel is not supported: its replicas would share one layer's weights; use "
                 "DistributedDataParallel or a single device."
             )
-    refuse_sharding(model.modules())
-
-
-def _embedding_of(model: nn.Module) -> list[nn.Module]:
-    get = getattr(model, "get_input_embeddings", None)
-    return [embedding] if get is not None and isinstance(embedding := get(), nn.Module) else []
-
-
-def _gets_gradient(layers: list[nn.Module], x: Tensor) -> bool:
-    """Whether the layers' outputs will require a gradient."""
-    return x.requires_grad or any(weight.requires_grad for layer in layers for weight in layer.parameters())
+    sharding.refuse_sharding(model.modules())
 
 
 def _kind(value) -> Hashable:

@@ -37,11 +37,7 @@ INCOMPLETE_GRADIENTS = (
 
 
 class VerifiedCalls:
-    """Records which kinds of a model's calls were verified.
-
-    Attributes:
-        has_failed: whether a pass had gradient in rows that its batch excludes.
-    """
+    """Records which kinds of a model's calls were verified; `has_failed` if a pass had gradient in excluded rows."""
 
     def __init__(self):
         self.has_failed = False
@@ -66,11 +62,8 @@ class VerifiedCalls:
         """Context for a forward pass; yields a function that takes and returns the outputs of the pass.
 
         If the backward pass finds gradient in a row that the batch excludes, verification fails; if the layers did not
-        compute that row, the backward pass raises a SparsityError.
-
-        Args:
-            first_modules: modules whose outputs are the first hidden states, in order; the first output that requires
-                a gradient is checked.
+        compute that row, the backward pass raises a SparsityError. Of the outputs of `first_modules`, which are the
+        first hidden states, the first that requires a gradient is checked.
         """
         is_unverified = isinstance(rows, UnverifiedRows)
         predicted = rows.predicted if is_unverified else rows
@@ -112,9 +105,10 @@ class VerifiedCalls:
 class UnverifiedRows:
     """Rows of a batch whose kind of call is not verified yet: each layer detects its own and compares them.
 
-    Args:
-        results: gets `call_kind` once all layers have run, and whether one of them detected another row (bool []).
+    Once all layers have run, `results` gets the kind, and whether one of them detected another row (bool []).
     """
+
+    up_to_attention = None  # norms compute all rows
 
     def __init__(self, predicted: BatchRows, call_kind: Hashable, results: list[tuple[Hashable, Tensor]]):
         self.predicted, self.num_rows, self.num_pooled = predicted, predicted.num_rows, predicted.num_pooled
@@ -127,11 +121,6 @@ class UnverifiedRows:
         self._num_selectors += 1
         predicted = self.predicted.linear_rows(after_attention=after_attention)
         return lambda douts_NM: self._find_rows(douts_NM, predicted)
-
-    @property
-    def norm_rows(self) -> None:
-        """Norms compute all rows."""
-        return None
 
     def watch(self, tensor: Tensor) -> Tensor:
         """Returns the input or output of a part of the last layer, whose gradient must be zero but in loss rows."""

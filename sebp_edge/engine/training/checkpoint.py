@@ -45,17 +45,12 @@ _PIECE = 2**22
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is.
-
-    Attributes:
-        learner: what the last of them goes on from; None unless it is running.
-        share: how much of the whole call is done, from 0 to 1.
-    """
+    """How far a run is."""
 
     seconds: float
     progress: list[TrainingProgress]
-    learner: LearnerState | None = None
-    share: float = 0.0
+    learner: LearnerState | None = None  # what the last training goes on from; None unless it runs
+    share: float = 0.0  # how much of the whole call is done, from 0 to 1
 
     def renumbered(self, number_of: Mapping[int, int]) -> "RunState":
         """Returns the state without the losses of documents that have no new number."""
@@ -73,13 +68,10 @@ class RunState:
 
 @dataclass
 class CheckpointFiles:
-    """The files of a run's checkpoint in a folder, which exists.
-
-    Attributes:
-        values: what each checkpoint says besides the run's state, as JSON-ready values.
-    """
+    """The files of a run's checkpoint in a folder, which exists."""
 
     folder: Path
+    # What each checkpoint says besides the run's state, as JSON-ready values.
     values: dict = field(default_factory=dict)
     _number: int = 0
     # What the checkpoint has, by what it is: a stamp of its content, and its entry in checkpoint.json.
@@ -174,17 +166,11 @@ _OWN = {"format", "share", "seconds", "progress", "learners", "files"}
 
 
 class Checkpointed(Protocol):
-    """A run that checkpoints are of.
+    """A run that checkpoints are of."""
 
-    Attributes:
-        state: how far it is; None if its checkpoint is to stay as it was read.
-        is_between_steps: whether it has a state to write.
-        is_waited_for: whether it is to wait between two steps, with a checkpoint.
-    """
-
-    state: RunState | None
-    is_between_steps: bool
-    is_waited_for: bool
+    state: RunState | None  # how far it is; None if its checkpoint is to stay as it was read
+    is_between_steps: bool  # whether it has a state to write
+    is_waited_for: bool  # whether it is to wait between two steps, with a checkpoint
 
 
 class Checkpoints:

@@ -16,21 +16,16 @@ _LEVEL = 0.985
 
 @dataclass(frozen=True)
 class Comparison:
-    """The gain of one model over another.
+    """The gain of one model over another."""
 
-    Attributes:
-        before, after: their mean losses in nats per token.
-        gain: by how much the mean loss fell, as a share of the loss before; NaN if a loss is not finite.
-        lower: a lower bound of the gain; -inf if there is none. At the usual level, it holds in 95 % of all samples of
-            documents.
-        num_clusters: the number of clusters of near-duplicate documents, the units of the bound.
-    """
-
+    # The mean losses of the two in nats per token.
     before: float
     after: float
-    gain: float
+    gain: float  # by how much the mean loss fell, as a share of the loss before; NaN if a loss is not finite
+    # A lower bound of the gain; -inf if there is none. At the usual level, it holds in 95 % of all samples of
+    # documents.
     lower: float
-    num_clusters: int
+    num_clusters: int  # the number of clusters of near-duplicate documents, the units of the bound
 
 
 def compare(

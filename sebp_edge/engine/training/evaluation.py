@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from sebp_edge.engine.sparse.rows.schedule import Group
+from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.engine.training.words import WordCounts, WordReader
 from sebp_edge.values.example import Example, Outline
@@ -16,18 +16,15 @@ from sebp_edge.values.example import Example, Outline
 
 @dataclass
 class HeldOutLoss:
-    """The loss of each document in nats, and its number of loss tokens.
+    """The loss of each document in nats, and its number of loss tokens."""
 
-    Attributes:
-        nats, tokens: those of all loss tokens.
-        boilerplate_nats, boilerplate_tokens: those of the loss tokens in boilerplate; without documents that have none.
-        characters, saved, words, guessed: the `WordCounts` of each document; empty if no words were read.
-    """
-
+    # Those of all loss tokens.
     nats: dict[int, float] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
+    # Those of the loss tokens in boilerplate; without documents that have none.
     boilerplate_nats: dict[int, float] = field(default_factory=dict)
     boilerplate_tokens: dict[int, int] = field(default_factory=dict)
+    # The `WordCounts` of each document; empty if no words were read.
     characters: dict[int, int] = field(default_factory=dict)
     saved: dict[int, int] = field(default_factory=dict)
     words: dict[int, int] = field(default_factory=dict)
@@ -69,6 +66,35 @@ class HeldOutLoss:
             for name, values in vars(part).items():
                 getattr(merged, name).update(values)
         return merged
+
+
+class BaseLosses:
+    """The base model's losses on held-out documents; each is computed once, those of all tests at the same time.
+
+    Args:
+        tests: the schedules whose test documents are computed together.
+        known: losses that need not be computed.
+    """
+
+    def __init__(self, tests: Sequence[Schedule] = (), known: HeldOutLoss | None = None):
+        self._tests, self._known = tests, known or HeldOutLoss()
+
+    def know(self, group: Group) -> bool:
+        """Whether a group needs no computation."""
+        return all(example.document in self._known.nats for example in group.examples)
+
+    def of(self, group: Group) -> HeldOutLoss:
+        """Returns the known losses of a group."""
+        return self._known.only({example.document for example in group.examples})
+
+    def compute(self, learner: RecoveringLearner, group: Group) -> None:
+        """Computes what is not known of a group and of all tests, with an adaptation that has no effect now."""
+        # The words of validation documents that are not tested are not asked for.
+        for tested, reads_words in (*((schedule.test, True) for schedule in self._tests), (group, False)):
+            new = [example for example in tested.examples if example.document not in self._known.nats]
+            if new:
+                part = tested if len(new) == len(tested.examples) else Group(new, learner.limit, is_evaluated=True)
+                self._known = HeldOutLoss.merged([self._known, evaluate(learner, part, reads_words=reads_words)])
 
 
 def evaluate(learner: RecoveringLearner, group: Group, *, reads_words: bool = False) -> HeldOutLoss:

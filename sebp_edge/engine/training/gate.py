@@ -39,32 +39,21 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class EarlierVersion:
-    """A version that a new one is compared with.
-
-    Attributes:
-        losses: its judged states' losses of test documents; None if there are none.
-        reason: why it is not comparable, as the end of a sentence; empty if it is.
-    """
+    """A version that a new one is compared with."""
 
     version: int
-    losses: HeldOutLoss | None
-    reason: str = ""
+    losses: HeldOutLoss | None  # its judged states' losses of test documents; None if there are none
+    reason: str = ""  # why it is not comparable, as the end of a sentence; empty if it is
 
 
 @dataclass(frozen=True)
 class Life:
-    """What an adapter has been through when an adaptation begins.
-
-    Attributes:
-        best: the best version so far, if it is another one and can be compared.
-        left_out: a version that was better still, but cannot be compared.
-        refused: how many versions the gate has refused beside an earlier one.
-    """
+    """What an adapter has been through when an adaptation begins."""
 
     active: EarlierVersion | None = None
-    best: EarlierVersion | None = None
-    left_out: EarlierVersion | None = None
-    refused: int = 0
+    best: EarlierVersion | None = None  # the best version so far, if it is another one and can be compared
+    left_out: EarlierVersion | None = None  # a version that was better still, but cannot be compared
+    refused: int = 0  # how many versions the gate has refused beside an earlier one
 
     @property
     def best_version(self) -> int | None:
@@ -84,32 +73,25 @@ class Life:
 
 @dataclass(frozen=True)
 class GateResult:
-    """A verdict, and the losses that led to it.
-
-    Attributes:
-        before, after: the test losses of the base model and of the judged states; with folds, those of all folds
-            together; None if there were no test documents.
-        gain: the comparison of the two, without boilerplate lines; None if it was not judged.
-        words: what ghost text would have done in the test documents; None if that was not counted.
-        gain_over_active: the comparison with the active version, on documents that neither has been trained on; None if
-            there was none.
-        gain_over_best: the same with the best version so far, which may be the active one.
-        refit_loss: the loss on the validation documents after the last training, which has seen them, in nats per
-            token; None if there was no such training.
-        is_refit: whether the final state was trained on all documents.
-        quiz: what a quiz showed; None if none was asked. It decides then, and the losses are those of answers.
-    """
+    """A verdict, and the losses that led to it."""
 
     verdict: Verdict
+    # The test losses of the base model and of the judged states; with folds, those of all folds together; None if there
+    # were no test documents.
     before: HeldOutLoss | None = None
     after: HeldOutLoss | None = None
-    gain: Comparison | None = None
+    gain: Comparison | None = None  # the comparison of the two, without boilerplate lines; None if it was not judged
+    # What ghost text would have done in the test documents; None if that was not counted.
     words: WordFigures | None = None
     life: Life = Life()
+    # The comparison with the active version, on documents that neither has been trained on; None if there was none.
     gain_over_active: Comparison | None = None
-    gain_over_best: Comparison | None = None
+    gain_over_best: Comparison | None = None  # the same with the best version so far, which may be the active one
+    # The loss on the validation documents after the last training, which has seen them, in nats per token; None if
+    # there was no such training.
     refit_loss: float | None = None
-    is_refit: bool = False
+    is_refit: bool = False  # whether the final state was trained on all documents
+    # What a quiz showed; None if none was asked. It decides then, and the losses are those of answers.
     quiz: QuizResult | None = None
 
     @property
@@ -256,14 +238,10 @@ def _explain_quiz(quiz: QuizResult, verdict: Verdict, active: EarlierVersion | N
 
 @dataclass(frozen=True)
 class Gate:
-    """Judges a new version.
+    """Judges a new version."""
 
-    Attributes:
-        margin: the gain over the base model that counts, as a share of its loss.
-        cluster_of: the cluster of near-duplicates of each document; clusters are the units of the statistics.
-    """
-
-    margin: float
+    margin: float  # the gain over the base model that counts, as a share of its loss
+    # The cluster of near-duplicates of each document; clusters are the units of the statistics.
     cluster_of: Mapping[int, int]
     can_judge: bool = True
     life: Life = Life()

@@ -18,39 +18,28 @@ _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\Z")
 
 
 class TypedToken(NamedTuple):
-    """A token of a text, and what the model says in its place.
+    """A token of a text, and what the model says in its place."""
 
-    Attributes:
-        bytes: empty for a control token.
-        goes_on, ends_in_word: whether it goes on with a word, and whether a letter after it would.
-        is_likeliest: whether it is the likeliest token.
-        highest, going_on: the probability of the likeliest token, and of all that go on with a word.
-        shares: once its first 1, 2, ... bytes are typed, its share of the probability of all tokens with them.
-        tops: the share of the likeliest of these; negative if that has no more bytes.
-    """
-
-    bytes: bytes
+    bytes: bytes  # empty for a control token
+    # Whether it goes on with a word, and whether a letter after it would.
     goes_on: bool
     ends_in_word: bool
-    is_likeliest: bool
+    is_likeliest: bool  # whether it is the likeliest token
+    # The probability of the likeliest token, and of all that go on with a word.
     highest: float
     going_on: float
+    # Once its first 1, 2, ... bytes are typed, its share of the probability of all tokens with them.
     shares: Sequence[float]
-    tops: Sequence[float]
+    tops: Sequence[float]  # the share of the likeliest of these; negative if that has no more bytes
 
 
 class Keystrokes(NamedTuple):
-    """What ghost text does while a text is typed.
+    """What ghost text does while a text is typed."""
 
-    Attributes:
-        saved: the keystrokes that a person saves who accepts what is right, by word or all of it, with a key each.
-        shown: how many suggestions appear; one that stays while more of it is typed is the same.
-        right: how many of them have a right first word.
-    """
-
+    # The keystrokes that a person saves who accepts what is right, by word or all of it, with a key each.
     saved: int = 0
-    shown: int = 0
-    right: int = 0
+    shown: int = 0  # how many suggestions appear; one that stays while more of it is typed is the same
+    right: int = 0  # how many of them have a right first word
 
 
 def type_tokens(tokens: Sequence[TypedToken], min_probability: float = MIN_PROBABILITY) -> Keystrokes:

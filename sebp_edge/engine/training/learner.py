@@ -29,15 +29,10 @@ from sebp_edge.values.example import Example
 
 
 class Outcome(NamedTuple):
-    """Outcome of one step, as scalars on the device; reading them waits for the step.
+    """Outcome of one step, as scalars on the device; reading them waits for the step."""
 
-    Attributes:
-        loss: the mean loss, in nats per token.
-        grad_norm: the norm of all gradients before clipping.
-    """
-
-    loss: Tensor
-    grad_norm: Tensor
+    loss: Tensor  # the mean loss, in nats per token
+    grad_norm: Tensor  # the norm of all gradients before clipping
 
 
 class AutogradQueue:

@@ -12,7 +12,7 @@ import torch
 
 from sebp_edge.engine.models.adaptation import restore, snapshot
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
-from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.training.evaluation import BaseLosses, HeldOutLoss, evaluate
 from sebp_edge.engine.training.learner import Outcome
 from sebp_edge.engine.training.recovery import LearnerState, RecoveringLearner
 from sebp_edge.errors import NonFiniteLoss
@@ -23,38 +23,26 @@ from sebp_edge.values.example import Outline
 
 @dataclass
 class TrainingProgress:
-    """Progress of a training, updated as it runs.
+    """Progress of a training, updated as it runs."""
 
-    Attributes:
-        phase: the name of the training in events.
-        steps, total_steps: updates done and planned.
-        tokens: tokens trained on, without padding; repeats count.
-        seconds: time spent on steps, without evaluations.
-        best_epoch: epoch of the best state; 0 is the state before training.
-        best_loss: held-out loss of that state, in nats per token; NaN without validation examples.
-        best_validation: the validation losses of that state; None without validation examples.
-        best_state: the trained parameters in that state, on the CPU.
-        losses: the loss of each step, in nats per loss token.
-        validations: the number of these losses before each evaluation, and the validation loss.
-        epoch: how many of the schedule's epochs are over, with the evaluation after them.
-        is_over: whether the training is over; the best state does not change any more.
-        before, after: the test losses before the training and after it; None until they are known.
-    """
-
-    phase: str = ""
+    phase: str = ""  # the name of the training in events
+    # Updates done and planned.
     steps: int = 0
     total_steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best_epoch: int = 0
-    best_loss: float = math.inf
-    best_validation: HeldOutLoss | None = None
+    tokens: int = 0  # tokens trained on, without padding; repeats count
+    seconds: float = 0.0  # time spent on steps, without evaluations
+    best_epoch: int = 0  # epoch of the best state; 0 is the state before training
+    best_loss: float = math.inf  # held-out loss of that state, in nats per token; NaN without validation examples
+    best_validation: HeldOutLoss | None = None  # the validation losses of that state; None without validation examples
+    # The trained parameters in that state, on the CPU.
     best_state: list[torch.Tensor] = field(default_factory=list, repr=False)
-    losses: list[float] = field(default_factory=list, repr=False)
+    losses: list[float] = field(default_factory=list, repr=False)  # the loss of each step, in nats per loss token
+    # The number of these losses before each evaluation, and the validation loss.
     validations: list[tuple[int, float]] = field(default_factory=list)
-    epoch: int = 0
+    epoch: int = 0  # how many of the schedule's epochs are over, with the evaluation after them
     epoch_steps: int = 0
-    is_over: bool = False
+    is_over: bool = False  # whether the training is over; the best state does not change any more
+    # The test losses before the training and after it; None until they are known.
     before: HeldOutLoss | None = None
     after: HeldOutLoss | None = None
 
@@ -75,21 +63,20 @@ class _PendingStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains one adaptation and leaves it in its best state.
-
-    Attributes:
-        progress: the progress of the training, valid after an interruption too; one with steps is gone on with.
-        pending: the steps whose outcome has not been read yet; None for one that runs.
-        set_aside: what the learner goes on from, while it is in another state; empty otherwise.
-    """
+    """Trains one adaptation and leaves it in its best state."""
 
     learner: RecoveringLearner
     recipe: Recipe
     on_event: Sink
     phase: str
+    # The progress of the training, valid after an interruption too; one with steps is gone on with.
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     clock: Callable[[], float] = time.perf_counter
+    # Of the state before the first step, if that is a fresh adapter's.
+    base_losses: BaseLosses = field(default_factory=BaseLosses)
+    # The steps whose outcome has not been read yet; None for one that runs.
     pending: deque[_PendingStep | None] = field(default_factory=deque)
+    # What the learner goes on from, while it is in another state; empty otherwise.
     set_aside: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -202,21 +189,25 @@ class Trainer:
         """Evaluates the state before the first step, which is the best state until then."""
         if not validation.examples:
             return
-        progress, learner = self.progress, self.learner
-        tensors = learner.state.tensors
-        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in tensors)
-        restore(learner.adaptation, progress.best_state)
-        try:
-            losses = evaluate(learner, validation)
-        finally:
-            for tensor, value in zip(tensors, self.set_aside, strict=True):
-                tensor.copy_(value)
-            self.set_aside.clear()
+        if not self.base_losses.know(validation):
+            self._compute_base_losses(validation)
+        progress, losses = self.progress, self.base_losses.of(validation)
         loss = losses.mean
         if best := loss < progress.best_loss:
             progress.best_loss, progress.best_validation = loss, losses
         progress.validations.append((0, loss))
         self.on_event(Evaluated(self.phase, "validation", 0, loss, best))
+
+    def _compute_base_losses(self, validation: Group) -> None:
+        tensors = self.learner.state.tensors
+        self.set_aside.extend(tensor.to("cpu", copy=True) for tensor in tensors)
+        restore(self.learner.adaptation, self.progress.best_state)
+        try:
+            self.base_losses.compute(self.learner, validation)
+        finally:
+            for tensor, value in zip(tensors, self.set_aside, strict=True):
+                tensor.copy_(value)
+            self.set_aside.clear()
 
     def _evaluate(self, schedule: Schedule, done: int) -> None:
         """Evaluates an epoch; keeps its state if it is the best so far, or if there are no validation examples.

@@ -9,32 +9,23 @@ from sebp_edge.values.probe_figures import CHANCE, by_chance
 
 @dataclass(frozen=True)
 class Replies:
-    """A model's replies to the questions of a quiz.
+    """A model's replies to the questions of a quiz."""
 
-    Attributes:
-        found, right, alone: to those about notes: below the passage that the search finds, below the one with the
-            answer, and alone.
-        general: to general questions.
-    """
-
+    # To those about notes: below the passage that the search finds, below the one with the answer, and alone.
     found: tuple[str, ...]
     right: tuple[str, ...]
     alone: tuple[str, ...]
-    general: tuple[str, ...]
+    general: tuple[str, ...]  # to general questions
 
 
 @dataclass(frozen=True)
 class QuizResult:
-    """The replies of the base model, the trained model, and the version that was active before.
-
-    Attributes:
-        active: None if there was no such version.
-    """
+    """The replies of the base model, the trained model, and the version that was active before."""
 
     quiz: Quiz
     before: Replies
     after: Replies
-    active: Replies | None = None
+    active: Replies | None = None  # None if there was no such version
 
     @property
     def figures(self) -> QuizFigures:

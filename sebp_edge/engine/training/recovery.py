@@ -30,17 +30,11 @@ from sebp_edge.values.example import Example, Outline
 
 
 class LearnerState(NamedTuple):
-    """What a learner goes on from after a step.
+    """What a learner goes on from after a step."""
 
-    Attributes:
-        tensors: the weights and the optimizer's state.
-        prepared_rows: the maximum number of rows of a micro-batch that the schedule was laid out within.
-        max_rows: the maximum number after memory has run out.
-    """
-
-    tensors: list[Tensor]
-    prepared_rows: int
-    max_rows: int
+    tensors: list[Tensor]  # the weights and the optimizer's state
+    prepared_rows: int  # the maximum number of rows of a micro-batch that the schedule was laid out within
+    max_rows: int  # the maximum number after memory has run out
 
 
 class _Attempt:
@@ -68,19 +62,14 @@ class _Attempt:
 
 @dataclass
 class Breaks:
-    """What is done where a training may be left, and where it may rest.
+    """What is done where a training may be left, and where it may rest."""
 
-    Attributes:
-        check: called within evaluations, and within steps that change nothing before their end; may raise to end them.
-        rest: called between the micro-batches of other steps, which cannot be left.
-        is_due: tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
-        cannot_be_left: whether one of the other steps is running.
-    """
-
+    # Called within evaluations, and within steps that change nothing before their end; may raise to end them.
     check: Check = lambda: None
-    rest: Callable[[], None] = lambda: None
+    rest: Callable[[], None] = lambda: None  # called between the micro-batches of other steps, which cannot be left
+    # Tells whether the outcome of all steps is to be read before the next one, for a checkpoint.
     is_due: Callable[[], bool] = lambda: False
-    cannot_be_left: bool = False
+    cannot_be_left: bool = False  # whether one of the other steps is running
 
     def check_within(self) -> None:
         """Checks, unless the step cannot be left."""

@@ -16,9 +16,9 @@ from sebp_edge.engine.models.adaptation import Adaptation, attach, read_state, r
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.models.lora import refused_layers
 from sebp_edge.engine.sparse.rows.batches import Collator
-from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
+from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.engine.training.checkpoint import RunState
-from sebp_edge.engine.training.evaluation import HeldOutLoss, evaluate
+from sebp_edge.engine.training.evaluation import BaseLosses, HeldOutLoss, evaluate
 from sebp_edge.engine.training.gate import Gate, GateResult
 from sebp_edge.engine.training.loop import Trainer, TrainingProgress
 from sebp_edge.engine.training.quiz import QuizResult
@@ -35,19 +35,15 @@ from sebp_edge.values.example import Outline
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on, and how.
-
-    Attributes:
-        schedules: those of the splits, and perhaps a last one on all documents (see `make_schedules`).
-        starts: the folders of the states that the trainings begin in, that of the training on all documents last; if
-            empty, they begin with fresh weights.
-    """
+    """What is trained on, and how."""
 
     dataset: Dataset
-    schedules: list[Schedule]
+    schedules: list[Schedule]  # those of the splits, and perhaps a last one on all documents (see `make_schedules`)
     recipe: Recipe
     seed: int
     options: MemoryOptions
+    # The folders of the states that the trainings begin in, that of the training on all documents last; if empty, they
+    # begin with fresh weights.
     starts: Sequence[Path] = ()
 
 
@@ -121,7 +117,7 @@ class TrainingRun:
         Args:
             known: test losses of the base model that need not be computed.
         """
-        self._known = known or HeldOutLoss()
+        self._base_losses = BaseLosses(self._judged, known)
         starts = [read_state(self.base, folder) for folder in self.task.starts]
         self.adaptation = attach(self.base, self.task.recipe, self.task.seed)
         if self.task.recipe.method == "lora" and (refused := refused_layers(self.base.model)):
@@ -195,13 +191,16 @@ class TrainingRun:
             if starts and not progress.steps:
                 learner.plain.start_again(starts[number])
             trainer.train(schedule)
-        if fresh:
+        if fresh and progress.before is None and not self._base_losses.know(schedule.test):
             restore(self.adaptation, fresh)
             try:
                 self._test_base(trainer, schedule)
             finally:
                 restore(self.adaptation, progress.best_state)
-        progress.after = self._test(trainer, schedule, is_trained=True)
+        elif fresh:
+            self._test_base(trainer, schedule)
+        progress.after = evaluate(learner, schedule.test, reads_words=True)
+        self._on_event(Evaluated(trainer.phase, "test", progress.best_epoch, progress.after.mean, True))
         return progress
 
     def judge_quiz(self, result: GateResult, quiz: QuizResult) -> GateResult:
@@ -283,19 +282,9 @@ class TrainingRun:
         """Tests with fresh weights, unless an earlier process has."""
         progress = trainer.progress
         if progress.before is None:
-            progress.before = self._test(trainer, schedule, is_trained=False)
-
-    def _test(self, trainer: Trainer, schedule: Schedule, *, is_trained: bool) -> HeldOutLoss:
-        """Returns the test losses of the state that the adaptation is in; computes what is not known of the base."""
-        known, test = HeldOutLoss() if is_trained else self._known, schedule.test
-        known = known.only({example.document for example in test.examples})
-        if known.nats:
-            new = [example for example in test.examples if example.document not in known.nats]
-            test = Group(new, trainer.learner.limit, is_evaluated=True)
-        losses = HeldOutLoss.merged([known, evaluate(trainer.learner, test, reads_words=True)])
-        epoch = trainer.progress.best_epoch if is_trained else 0
-        self._on_event(Evaluated(trainer.phase, "test", epoch, losses.mean, is_trained))
-        return losses
+            self._base_losses.compute(trainer.learner, schedule.test)
+            progress.before = self._base_losses.of(schedule.test)
+            self._on_event(Evaluated(trainer.phase, "test", 0, progress.before.mean, False))
 
     def _train_last(self, learner: RecoveringLearner, start: list[Tensor]) -> float | None:
         """Trains on all documents from `start`, at most for the median number of epochs of the trainings before.
@@ -355,7 +344,7 @@ class TrainingRun:
             restore(self.adaptation, progress.best_state)
         self._forget_resumed()
         recipe = self.task.recipe.learning_on() if schedule.learns_on else self.task.recipe
-        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock)
+        self._trainer = Trainer(learner, recipe, self._on_event, phase, progress, self.clock, self._base_losses)
         return self._trainer
 
     def _phase_of(self, number: int) -> str:

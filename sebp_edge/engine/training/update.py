@@ -1,6 +1,6 @@
 """Runs optimizer updates: clips gradients to a global norm, applies AdamW, and zeroes the gradients."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,8 +15,33 @@ from sebp_edge.recipe import Recipe
 ALIGNMENT = 64
 
 
-class Update:
-    """AdamW (Loshchilov and Hutter 2019) for parameters whose `grad` it owns.
+class AdamWState:
+    """Parameters, and what AdamW (Loshchilov and Hutter 2019) needs to update them."""
+
+    def __init__(self, parameters: list[Tensor], recipe: Recipe, *, in_8_bits: bool | None = None):
+        self._parameters, self._max_norm = parameters, recipe.max_grad_norm
+        self._adamw = AdamW.on(parameters[0].device, weight_decay=recipe.weight_decay)
+        self._moments = [Moments.of(parameter, in_8_bits=in_8_bits) for parameter in parameters]
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What a training goes on from after a step: the weights, the moments and the count of the steps, in place."""
+        moments = (values for each in self._moments for values in each if values is not None)
+        return [*self._parameters, *moments, self._adamw.step]
+
+    def reset(self) -> None:
+        """Resets the optimizer: moments and the step count."""
+        self._adamw.reset()
+        for moments in self._moments:
+            moments.zero_()
+
+    def _factor(self, norm: Tensor) -> Tensor:
+        """What clips gradients of this norm, as torch's clip_grad_norm_ does."""
+        return (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
+
+
+class Update(AdamWState):
+    """AdamW for parameters whose `grad` it owns.
 
     Until `release`, small parameters of one dtype, such as adapters, are views of one flat tensor, and their gradients
     views of another: clipping, AdamW and zeroing then take a kernel each, not one for every few dozen tensors. Kernels
@@ -32,24 +57,16 @@ class Update:
     can_accumulate = True
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe, options: MemoryOptions = FASTEST):
-        self._model_parameters, self._max_norm = parameters, recipe.max_grad_norm
         is_small = not have_large_gradients(parameters)
         self._is_flat = is_small and len({parameter.dtype for parameter in parameters}) == 1
-        self._one_by_one = options.small_buffers or not is_small
-        self._parameters = [_flattened(parameters)] if self._is_flat else parameters
         for parameter in parameters if not self._is_flat else []:
             parameter.grad = torch.zeros_like(parameter)
-        device = parameters[0].device
-        self._adamw, self._norm = AdamW.on(device, weight_decay=recipe.weight_decay), torch.zeros((), device=device)
-        in_8_bits = options.moments_in_8_bits or None
-        self._moments = [Moments.of(parameter, in_8_bits=in_8_bits) for parameter in self._parameters]
+        updated = [_flattened(parameters)] if self._is_flat else parameters
+        super().__init__(updated, recipe, in_8_bits=options.moments_in_8_bits or None)
+        self._model_parameters, self._one_by_one = parameters, options.small_buffers or not is_small
+        self._norm = torch.zeros((), device=parameters[0].device)
         self._replay: Callable[[], None] | None = None
         self._learning_rate = 0.0
-
-    @property
-    def state(self) -> list[Tensor]:
-        """What a training goes on from after a step: the weights, the moments and the count of the steps, in place."""
-        return [*self._parameters, *held(self._moments), self._adamw.step]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its micro-batches."""
@@ -90,9 +107,7 @@ class Update:
 
     def reset(self) -> None:
         """Resets the optimizer: moments, gradients and the step count."""
-        self._adamw.reset()
-        for moments in self._moments:
-            moments.zero_()
+        super().reset()
         self.zero_gradients()
 
     def zero_gradients(self) -> None:
@@ -117,16 +132,10 @@ class Update:
             torch.linalg.vector_norm(gradients[0], dtype=self._norm.dtype, out=self._norm)
         else:
             self._norm.copy_(torch.nn.utils.get_total_norm(gradients))
-        # As in torch's clip_grad_norm_.
-        factor = (self._max_norm / (self._norm + 1e-6)).clamp_(max=1.0)
+        factor = self._factor(self._norm)
         for seed, parameter in enumerate(self._parameters):
             adamw_(parameter, parameter.grad, self._moments[seed], self._adamw, seed=seed, factor=factor)
         self.zero_gradients()
-
-
-def held(moments: Iterable[Moments]) -> Iterator[Tensor]:
-    """Yields the tensors of moments."""
-    return (values for each in moments for values in each if values is not None)
 
 
 def have_large_gradients(parameters: list[Tensor]) -> bool:

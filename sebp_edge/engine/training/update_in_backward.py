@@ -16,33 +16,24 @@ import torch
 from torch import Tensor
 
 from sebp_edge.engine.training.graphs import GraphPool
-from sebp_edge.engine.training.update import held
-from sebp_edge.ops import AdamW, Moments, adamw_
+from sebp_edge.engine.training.update import AdamWState
+from sebp_edge.ops import Moments, adamw_
 from sebp_edge.recipe import Recipe
 
 
-class UpdateInBackward:
+class UpdateInBackward(AdamWState):
     """Applies AdamW in every backward pass; the parameters' `grad` is None before and after."""
 
     can_accumulate = False
 
     def __init__(self, parameters: list[Tensor], recipe: Recipe):
-        device = parameters[0].device
-        self._max_norm = recipe.max_grad_norm
-        self._adamw = AdamW.on(device, weight_decay=recipe.weight_decay)
-        self._parameters = parameters
-        self._moments = [Moments.of(parameter) for parameter in parameters]
-        self._squared_norm = torch.zeros((), device=device)
+        super().__init__(parameters, recipe)
+        self._squared_norm = torch.zeros((), device=parameters[0].device)
         self._drops_gradients = False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._update_parameter, number))
             for number, parameter in enumerate(parameters)
         ]
-
-    @property
-    def state(self) -> list[Tensor]:
-        """What a training goes on from after a step: see `Update.state`."""
-        return [*self._parameters, *held(self._moments), self._adamw.step]
 
     def begin(self, learning_rate: float) -> None:
         """Begins a step, before its one micro-batch."""
@@ -73,12 +64,6 @@ class UpdateInBackward:
     def capture(self, graphs: GraphPool) -> None:
         """Does nothing: updates are part of the micro-batches' graphs."""
 
-    def reset(self) -> None:
-        """Resets the optimizer: moments and the step count."""
-        self._adamw.reset()
-        for moments in self._moments:
-            moments.zero_()
-
     def release(self) -> None:
         """Frees the moments, and removes the hooks that update the parameters."""
         for hook in self._hooks:
@@ -88,9 +73,7 @@ class UpdateInBackward:
     def _update_parameter(self, number: int, parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32)
-        # As in torch's clip_grad_norm_.
-        factor = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
-        moments = self._moments[number]
+        factor, moments = self._factor(norm), self._moments[number]
         if self._drops_gradients:
             # The first launch compiles the kernel, for which a few elements are enough.
             parameter, gradient = _first_elements(parameter), _first_elements(gradient)

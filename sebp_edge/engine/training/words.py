@@ -25,39 +25,23 @@ _WINDOW = 2**20
 
 
 class WordCounts(NamedTuple):
-    """What is counted in a text.
+    """What is counted in a text."""
 
-    Attributes:
-        characters: all of it, each a keystroke.
-        saved: the keystrokes that ghost text would have saved.
-        words: those that follow a space.
-        guessed: how many of them are the likeliest ones, once the space is typed.
-    """
-
-    characters: int
-    saved: int
-    words: int
-    guessed: int
+    characters: int  # all of it, each a keystroke
+    saved: int  # the keystrokes that ghost text would have saved
+    words: int  # those that follow a space
+    guessed: int  # how many of them are the likeliest ones, once the space is typed
 
 
 class _Token(NamedTuple):
-    """A token as a part of a text.
+    """A token as a part of a text."""
 
-    Attributes:
-        begins_word: whether it is a space and the beginning of a word.
-        goes_on: whether it goes on with a word.
-        is_whole: whether all of it is within one word, but for the space.
-        ends_in_word: whether its last character is within a word.
-        ends_in_space: whether its last character is a space, or the end of a line.
-        bytes: empty for a control token.
-    """
-
-    begins_word: bool
-    goes_on: bool
-    is_whole: bool
-    ends_in_word: bool
-    ends_in_space: bool
-    bytes: bytes
+    begins_word: bool  # whether it is a space and the beginning of a word
+    goes_on: bool  # whether it goes on with a word
+    is_whole: bool  # whether all of it is within one word, but for the space
+    ends_in_word: bool  # whether its last character is within a word
+    ends_in_space: bool  # whether its last character is a space, or the end of a line
+    bytes: bytes  # empty for a control token
 
 
 class WordReader:

@@ -236,10 +236,8 @@ class _Text:
     def _decode(self) -> None:
         """Decodes the bytes so far, of which several may be one character."""
         if self._bytes:
-            font, encoding = (
-                self._names[self._group.font],
-                self._encodings.get(self._group.font) or self._encodings[None],
-            )
+            font = self._names[self._group.font]
+            encoding = self._encodings.get(self._group.font) or self._encodings[None]
             text = self._bytes.decode("latin-1" if has_signs(font) else encoding, errors="replace")
             self._pieces.append(in_unicode(text, font, self.left_out))
             self._bytes.clear()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.engine.models.lora import has_adapter, inner_model
+from sebp_edge.engine.models.lora import adapted_layers, inner_model
 from sebp_edge.errors import OptionError, SparsityError, suggest
 from sebp_edge.ops import prune_, shrink_pruned_
 from sebp_edge.research.pruning.pruning_phases import Phases, Stage
@@ -30,7 +30,7 @@ def layers_to_prune(model: nn.Module, m: int, names: Sequence[str] | None) -> di
 
 
 def _find_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Linear]:
-    if has_adapter(model):
+    if adapted_layers(model):
         raise SparsityError(
             "An adapter's product with its input is dense, so a pruned model with a LoRA adapter would not be N:M any "
             "more; train all weights instead."

@@ -11,7 +11,7 @@ from torch import nn
 from speed.trainers import four_bit, variants
 from speed.trainers.attention import VARLEN
 from speed.trainers.steps import Variant
-from speed.trainers.work import PROJECTIONS, RANK, Job, make_base, make_model, shape_config, with_adapters
+from speed.trainers.work import RANK, Job, make_base, make_model, shape_config, with_adapters
 
 LORA, FULL, FOUR_BIT, LOSS_SHARE = "LoRA", "all weights", "4 bits", "a share of the loss"
 
@@ -77,7 +77,7 @@ def with_unsloth(job: Job) -> nn.Module:
         lora_alpha=RANK,
         lora_dropout=0,
         bias="none",
-        target_modules=PROJECTIONS,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
         use_gradient_checkpointing=False,
     ).train()
 
@@ -86,6 +86,7 @@ UNSLOTH = ("unsloth", "bitsandbytes")
 ARMS = {
     "hf padded to 4096": Arm(variants.PADDED, {LORA}, max_texts=4),
     "hf dynamic padding": Arm(variants.DYNAMICALLY_PADDED, {LORA}),
+    "hf padded graph": Arm(variants.PADDED_GRAPH, {LORA}),
     "hf packed varlen": Arm(variants.PACKED, {LORA, FULL, FOUR_BIT, LOSS_SHARE}, with_varlen),
     "hf packed varlen adamw8bit": Arm(variants.PACKED_8_BIT, {FULL}, with_varlen, ("bitsandbytes",)),
     "hf compiled": Arm(variants.PACKED_COMPILED, {LORA}, with_varlen, apart=True),

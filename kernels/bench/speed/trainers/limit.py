@@ -1,7 +1,7 @@
 """The least time that a training step can take on a GPU: that of its arithmetic or of its memory traffic.
 
 Arithmetic: 4 operations for each parameter and token with LoRA, in the forward pass and for the gradients of inputs,
-and 2 more for those of all weights. Adapters are not counted.
+and 2 more for those of all weights. Adapters are not counted, nor embeddings of which a text looks up few rows.
 
 Memory traffic, in bytes: all weights are read forward and backward. Of what is trained, gradients are written and read,
 weights and moments are read and written:
@@ -47,10 +47,12 @@ class Size:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(shape_config(job.shape))
         head = model.get_output_embeddings()
+        looked_up = [each.weight for each in model.modules() if isinstance(each, nn.Embedding)]
         linear = sum(
             layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head
         )
         parameters = sum(parameter.numel() for parameter in model.parameters())
+        parameters -= sum(weight.numel() for weight in looked_up if weight is not head.weight)
         in_bf16 = parameters - linear if job.four_bit else parameters
         return cls(parameters, 2 * in_bf16 + NF4_BYTES * (parameters - in_bf16))
 

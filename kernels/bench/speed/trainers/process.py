@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from sebp_edge.engine.models.libraries import without_fla
 from sebp_edge.engine.sparse.rows.batches import Batch
 from speed.trainers import four_bit
 from speed.trainers.arms import ARMS, Arm
@@ -50,7 +51,8 @@ def main() -> None:
 
 def make_reference(job: Job) -> None:
     """Writes the reference for each batch into the job's folder, and the base model too if an arm needs its files."""
-    base = make_base(job)
+    with without_fla():
+        base = make_base(job)
     if job.save_model:
         save_base(base, job)
     if job.four_bit:

@@ -6,7 +6,7 @@ On a GPU, events mark the parts of a step, so the host does not wait for the GPU
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from itertools import pairwise
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from sebp_edge.engine.sparse.rows.batches import Batch
-from sebp_edge.machine.devices import release_memory, synchronize
+from sebp_edge.machine.devices import release_memory, seconds_of, synchronize
 from speed.trainers.steps import Step, Variant
 
 
@@ -40,7 +40,7 @@ def time_steps(step: Step, device: torch.device, *, warm_ups: int, repeats: int)
     for _ in range(warm_ups):
         _time_one(step, device)
     found = [_time_one(step, device) for _ in range(repeats)]
-    peak = peak_bytes(device)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return [Times(parts.get("forward"), parts.get("backward"), whole, peak) for parts, whole in found]
 
 
@@ -76,22 +76,8 @@ def _time_one(step: Step, device: torch.device) -> tuple[dict[str, float], float
         clock.mark("begin")
         step(clock.mark)
 
-    whole = seconds(marked, device)
+    whole = seconds_of(marked, device)
     return clock.parts(), whole
-
-
-def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, until the device is done."""
-    synchronize(device)
-    begin = time.perf_counter()
-    run()
-    synchronize(device)
-    return time.perf_counter() - begin
-
-
-def peak_bytes(device: torch.device) -> int | None:
-    """The peak of torch's allocator within `running`; None without an NVIDIA GPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 class _Clock:

@@ -30,11 +30,14 @@ def packed(batch: Batch) -> dict:
     labels_BT = batch.labels.clone()
     labels_BT[:, 0] = IGNORE
     lengths_B = real_BT.sum(dim=1)
+    texts_BT = torch.arange(len(lengths_B), dtype=torch.int32, device=lengths_B.device)[:, None].expand_as(real_BT)
     cu_seqlens, longest = F.pad(lengths_B.cumsum(0), (1, 0)).int(), int(lengths_B.max())
     return {
         "input_ids": batch.input_ids[real_BT][None],
         "labels": labels_BT[real_BT][None],
         "position_ids": (real_BT.cumsum(dim=1) - 1)[real_BT][None],
+        # For states; transformers raises an error if its code cannot restart them.
+        "seq_idx": texts_BT[real_BT][None],
         "cu_seq_lens_q": cu_seqlens,
         "cu_seq_lens_k": cu_seqlens,
         "max_length_q": longest,
@@ -52,6 +55,7 @@ def packed_in_bucket(batch: Batch) -> dict:
         "input_ids": F.pad(row["input_ids"], (0, filler)),
         "labels": F.pad(row["labels"], (0, filler), value=IGNORE),
         "position_ids": torch.cat([row["position_ids"], torch.arange(filler, device=cu_seqlens.device)[None]], dim=1),
+        "seq_idx": F.pad(row["seq_idx"], (0, filler), value=len(batch.input_ids)),
         "cu_seq_lens_q": cu_seqlens,
         "cu_seq_lens_k": cu_seqlens,
         "max_length_q": longest,
@@ -74,6 +78,12 @@ def padded(batch: Batch) -> dict:
 def padded_to_longest(batch: Batch) -> dict:
     longest = int(batch.attention_mask.sum(dim=1).max())
     return {name: each[:, :longest] for name, each in padded(batch).items()}
+
+
+def padded_without_mask(batch: Batch) -> dict:
+    """Pads to the longest text: what follows a text cannot reach it, and a mask would be read on the host."""
+    row = padded_to_longest(batch)
+    return {name: row[name] for name in ("input_ids", "labels")}
 
 
 def active(batch: Batch) -> ActiveTokens:
@@ -155,6 +165,7 @@ DYNAMICALLY_PADDED = Variant("dynamic padding", nullcontext, _called, padded_to_
 PACKED = Packed("packed", nullcontext, _called, packed)
 PACKED_8_BIT = replace(PACKED, make_optimizer=adamw_8bit)
 PACKED_GRAPH = Graphed("graph", nullcontext, _called, packed_in_bucket)
+PADDED_GRAPH = Graphed("padded graph", nullcontext, _called, padded_without_mask)
 PACKED_COMPILED = Compiled("compiled", layers_compiled, _called_compiled, packed_in_bucket)
 UNSLOTH_PADDED = Variant("unsloth", nullcontext, _unsloths_loss, padded_to_longest)
 UNSLOTH_PACKED = Variant("unsloth packed", nullcontext, _unsloths_loss, packed_with_lengths)

@@ -27,10 +27,9 @@ from sebp_edge.values.example import Example
 from speed.trainers import four_bit
 
 RANK = 16
-PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CONTEXT_LENGTH = 4096
 PADDING_ID = 3
-SHAPES = ("llama-3.2-3b", "gemma-3-1b", "qwen3-0.6b", "smollm2-135m")
+SHAPES = ("llama-3.2-3b", "gemma-3-1b", "qwen3-0.6b", "smollm2-135m", "lfm2-1.2b", "qwen3.5-0.8b", "gemma-4-e2b")
 TINY = "tiny"
 TINY_SIZES = {
     "vocab_size": 320,
@@ -149,9 +148,8 @@ def make_base(job: Job, attention: str = "sdpa") -> nn.Module:
 
 def with_adapters(model: nn.Module, job: Job) -> nn.Module:
     if not job.full:
-        config = LoraConfig(
-            r=RANK, lora_alpha=RANK, lora_dropout=0.0, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
-        )
+        # The targets of `LoraAdapter.fresh`: linear attention and short convolutions have more than a Llama's seven.
+        config = LoraConfig(r=RANK, lora_alpha=RANK, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, config)
     return model.train()
 

@@ -10,6 +10,7 @@ fused_lora        PEFT's plain LoRA layers, those that read one input in one Fun
 loss              a decoder's loss without all its logits in memory at once
 last_layer        the last layer on loss rows only
 restarts          layers whose state must restart at each text, on one padded row for each
+delta_rule        linear attention on packed rows by fla's kernels, if they are installed and agree
 tied_embedding    an embedding tied to the head: one gradient for both
 checkpoints       activation checkpoints of blocks, with inputs on the device or the host
 mlp_chunks        MLPs that run on one chunk of rows at a time

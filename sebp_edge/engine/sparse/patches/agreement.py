@@ -65,11 +65,8 @@ def find_mismatch(
 ) -> str | None:
     """Returns None if both return the same numbers, else the reason in words. Runs without gradients and dropout.
 
-    An error of the model's code counts as a mismatch; running out of memory is raised.
-
-    Args:
-        expected: called before `found`.
-        tolerance: the largest relative difference in low precision.
+    An error of the model's code counts as a mismatch; running out of memory is raised. In low precision, the tolerance
+    is the largest relative difference.
     """
     try:
         with evaluating(model, with_hooks=with_hooks):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.engine.sparse.patches.agreement import ATTENTION, find_mismatch
-from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward
-from sebp_edge.ops import Prefixes, Scores, sequence_attention_
+from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward, kind_of
+from sebp_edge.ops import Scores, sequence_attention_
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,9 @@ PROJECTIONS, HEAD_NORMS = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"q_norm", "
 
 
 class FusedAttention(Patch):
-    """Handle of one decoder's replaced attention blocks.
+    """Handle of one decoder's replaced attention blocks, and the options of their scores.
 
-    Args:
-        decoder: a model whose attention function is `sebp_edge.engine.sparse.hoist.rows_attention`.
-
-    Attributes:
-        scores: the options of the scores of each replaced block.
+    The decoder's attention function must be `sebp_edge.engine.sparse.hoist.rows_attention`.
     """
 
     def __init__(self, decoder: nn.Module, max_dq_bytes: int | None = None):
@@ -50,10 +46,10 @@ class FusedAttention(Patch):
         blocks = [block for block in self._decoder.modules() if _has_parts(block)]
         known: dict[tuple, Scores | None] = {}
         for block in blocks:
-            kind = _kind(block)
+            kind = kind_of(block)
             if kind not in known:
                 known[kind] = _scores_if_alike(block, self._decoder)
-        found = ((block, known[_kind(block)]) for block in blocks)
+        found = ((block, known[kind_of(block)]) for block in blocks)
         return {block: scores for block, scores in found if scores is not None}
 
 
@@ -68,60 +64,37 @@ def _has_parts(block: nn.Module) -> bool:
     )
 
 
-def _kind(block: nn.Module) -> tuple:
-    """A key that equal blocks share: the class, and all settings except the layer's index."""
-    settings = {name: value for name, value in vars(block).items() if isinstance(value, int | float | str | None)}
-    settings.pop("layer_idx", None)
-    return type(block), tuple(sorted(settings.items(), key=lambda item: item[0]))
-
-
 class _Forward:
     """Replacement of one block's `forward`."""
 
-    def __init__(self, block: nn.Module, scores: Scores, max_dq_bytes: int | None):
+    def __init__(self, block: nn.Module, scores: Scores, max_dq_bytes: int | None = None):
         self._block, self._scores, self._max_dq_bytes = block, scores, max_dq_bytes
 
     def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
+        block = self._block
         if "cu_seq_lens_q" not in inputs:
-            return type(self._block).forward(self._block, hidden_states, position_embeddings, **inputs)
+            return type(block).forward(block, hidden_states, position_embeddings, **inputs)
         if inputs.get("recorded_scores") is not None:
             inputs["recorded_scores"].append(self._scores)
-        out_1AD = _attend(
-            self._block,
-            hidden_states,
-            tuple(angles[0] for angles in position_embeddings),
-            inputs["cu_seq_lens_q"],
-            inputs["max_length_q"],
-            self._scores,
-            self._max_dq_bytes,
-            inputs.get("prefixes"),
+        q_AHE, k_AGE, v_AGE = (
+            # Not [0]: its backward pass would copy the gradient.
+            project(hidden_states).squeeze(0).unflatten(-1, (-1, block.head_dim))
+            for project in (block.q_proj, block.k_proj, block.v_proj)
         )
-        return out_1AD, None
-
-
-def _attend(
-    block: nn.Module,
-    x_1AD: Tensor,
-    rotary: tuple[Tensor, Tensor],
-    cu_seqlens: Tensor,
-    max_len: int,
-    scores: Scores,
-    max_dq_bytes: int | None = None,
-    prefixes: Prefixes | None = None,
-) -> Tensor:
-    q_AHE, k_AGE, v_AGE = (
-        # Not [0]: its backward pass would copy the gradient.
-        project(x_1AD).squeeze(0).unflatten(-1, (-1, block.head_dim))
-        for project in (block.q_proj, block.k_proj, block.v_proj)
-    )
-    if hasattr(block, "q_norm"):
-        q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
-    out_AHE = sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, rotary, max_dq_bytes, prefixes)
-    return block.o_proj(out_AHE.flatten(1)[None])
+        if hasattr(block, "q_norm"):
+            q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
+        sequences, rotary = (
+            (inputs["cu_seq_lens_q"], inputs["max_length_q"]),
+            [angles[0] for angles in position_embeddings],
+        )
+        out_AHE = sequence_attention_(
+            q_AHE, k_AGE, v_AGE, *sequences, self._scores, rotary, self._max_dq_bytes, inputs.get("prefixes")
+        )
+        return block.o_proj(out_AHE.flatten(1)[None]), None
 
 
 def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
-    """Returns the options of the block's scores if it computes the same as `_attend`, else None."""
+    """Returns the options of the block's scores if it computes the same as its replacement, else None."""
     embedding_VD = decoder.get_input_embeddings().weight
     device, dtype = embedding_VD.device, embedding_VD.dtype
     draw = torch.Generator(device).manual_seed(0)
@@ -144,7 +117,7 @@ def _scores_if_alike(block: nn.Module, decoder: nn.Module) -> Scores | None:
         return original()
 
     def fused() -> Tensor:
-        return _attend(block, x_1AD, tuple(angles[0] for angles in rotary), cu_seqlens, 7, recorded_scores[0])
+        return _Forward(block, recorded_scores[0])(x_1AD, rotary, **lengths)[0]
 
     reason = find_mismatch(decoder, original_with_spread_scores, fused, ATTENTION)
     if reason is not None:

@@ -32,11 +32,8 @@ class CheckpointedBlocks(Patch):
     """Handle of one decoder's first blocks, in checkpoints.
 
     The backward pass reaches the first blocks last: by then it has freed what the others kept, and has memory to
-    recompute them. So a checkpoint of the last block would save nothing.
-
-    Args:
-        offload: whether their inputs are kept in host memory; then each backward pass must run before the next forward
-            pass.
+    recompute them. So a checkpoint of the last block would save nothing. If inputs are offloaded to host memory, each
+    backward pass must run before the next forward pass.
     """
 
     def __init__(self, decoder: nn.Module, num_blocks: int, *, offload: bool = False):
@@ -85,11 +82,7 @@ class _InCheckpoint:
 class _HostInput:
     """Host memory for one block's latest input. For inputs on a GPU it is page-locked, so that copies are asynchronous.
 
-    Args:
-        previous: the host memory of the previous block, whose input is needed next in the backward pass.
-
-    Attributes:
-        num_puts: how many inputs were put, which identifies the latest.
+    The previous block's input is needed next in the backward pass. The number of inputs put identifies the latest.
     """
 
     def __init__(self, previous: "_HostInput | None" = None):

@@ -64,15 +64,14 @@ class FusedLora(Patch):
         ungrouped: nn.Module | None = None,
         source_of: SourceOf = lambda x: None,
     ) -> None:
-        """Fuses the layers, so that those of a group are computed together.
+        """Fuses the layers, so that those of a group are computed together, on the rows that `rows_for` returns.
 
-        Args:
-            rows_for: returns the active rows of layers that are computed together; None, the default, for all rows.
-            source_of: returns what recomputes an input in the backward pass, or None to keep the input.
+        `source_of` returns what recomputes an input in the backward pass, or None to keep the input.
         """
         scratch = ScratchBuffer()
         for parent in list(self._model.modules()):
-            plain = {name: child for name, child in parent.named_children() if _is_fusable(child)}
+            children = ((name, child) for name, child in parent.named_children() if plain_projection(child) is not None)
+            plain = {name: child for name, child in children if not (is_wrapped(child) or _needs_its_parts(child))}
             for names in _grouped(plain, ungrouped):
                 layers = [plain[name] for name in names]
                 dequantised = parent in self._dequantised and not is_streamed(layers[0].base_layer.weight)
@@ -135,10 +134,6 @@ class FusedLora(Patch):
                 group.forget()
 
 
-def _is_fusable(layer: nn.Module) -> bool:
-    return plain_projection(layer) is not None and not is_wrapped(layer) and not _needs_its_parts(layer)
-
-
 def _needs_its_parts(layer: nn.Module) -> bool:
     """Whether the parts of a PEFT layer must be called, for their hooks or forwards, or to gather their weights.
 
@@ -198,21 +193,19 @@ class _LayerGroup:
         if self.holds_weights and not is_sharded(self.layers[0]):
             storage = _storage(self.stacked.weight.stacked)
             for layer in self.layers:
-                if _storage(layer.base_layer.weight) == storage:
-                    layer.base_layer.weight.data = layer.base_layer.weight.data.clone(
-                        memory_format=torch.contiguous_format
-                    )
+                weight = layer.base_layer.weight
+                if _storage(weight) == storage:
+                    weight.data = weight.data.clone(memory_format=torch.contiguous_format)
         # Frees the stacked weights before the next group's are copied.
         self.stacked = self._projections = None
 
     @property
     def holds_weights(self) -> bool:
         """Whether the layers' weights are views of a copy."""
-        stacked = self.stacked
-        if is_streamed(self.layers[0].base_layer.weight):
+        stacked, weight = self.stacked, self.layers[0].base_layer.weight
+        if stacked is None or stacked.weight.stacked is None or is_streamed(weight):
             return False
-        copied = len(self.layers) > 1 or (stacked is not None and isinstance(stacked.joined, JoinedWeight))
-        return stacked is not None and copied and stacked.weight.stacked is not None
+        return len(self.layers) > 1 or isinstance(stacked.joined, JoinedWeight)
 
     def free_dequantised(self) -> None:
         """Has each pass dequantise its weights."""
@@ -254,9 +247,7 @@ class _LayerGroup:
         """Whether the layers can be computed together for `x` in their present state; if so, updates `stacked`."""
         if self.stacked is None or torch.is_autocast_enabled(x.device.type) or is_sharded(self.layers[0]):
             return False
-        if not (self.is_fresh or self._try_refresh()):
-            return False
-        return x.dtype == self.stacked.stacked_A.dtype
+        return (self.is_fresh or self._try_refresh()) and x.dtype == self.stacked.stacked_A.dtype
 
     def _try_refresh(self) -> bool:
         projections = [plain_projection(layer) for layer in self.layers]

@@ -28,6 +28,7 @@ from sebp_edge.ops import rows as row_sets
 
 logger = logging.getLogger(__name__)
 
+_IS_EXACT = "the last layer's restriction is exact"
 # Takes all rows of a part's input or output, and returns the tensor to use instead.
 Watch = Callable[[Tensor], Tensor]
 
@@ -37,11 +38,17 @@ class LastLayer(Patch):
 
     Attributes:
         running_trial: returns the context of a trial's forward and backward pass.
+        verdicts: what the trial of an equal model has shown, which this one adds to; empty without one.
         query: the query projection, which must not be computed together with keys and values; None if the last block
             lacks one of the three parts and is not changed.
     """
 
-    def __init__(self, decoder: nn.Module, running_trial: Callable[[], AbstractContextManager] = nullcontext):
+    def __init__(
+        self,
+        decoder: nn.Module,
+        running_trial: Callable[[], AbstractContextManager] = nullcontext,
+        verdicts: dict[str, bool] | None = None,
+    ):
         super().__init__()
         self.running_trial = running_trial
         self._parts = _parts_of(decoder)
@@ -49,7 +56,7 @@ class LastLayer(Patch):
         self.query: nn.Module | None = self._parts[0] if self._parts else None
         self._rows: Tensor | slice | None = None
         self._watch: Watch | None = None
-        self._exact: bool | None = None
+        self._verdicts = {} if verdicts is None else verdicts
 
     def attach(self) -> None:
         """Replaces the forwards of the three parts; each replacement calls the present forward."""
@@ -59,18 +66,17 @@ class LastLayer(Patch):
     def is_exact(self, decoder: nn.Module, hidden_states: Callable[[Watch | None], Tensor]) -> bool:
         """Whether restricting the last layer changes no loss; tried once, and again after `forget_trial`.
 
-        Args:
-            hidden_states: computes those of a trial's loss rows, restricted to them.
+        `hidden_states` computes those of a trial's loss rows, restricted to them.
         """
-        if self._exact is None:
+        if _IS_EXACT not in self._verdicts:
             reason = self._find_obstacle(decoder)
             if reason is None:
                 unrestricted = partial(self._unrestricted, decoder, hidden_states)
                 reason = find_mismatch(decoder, unrestricted, lambda: hidden_states(None))
-            self._exact = reason is None
+            self._verdicts[_IS_EXACT] = reason is None
             if reason is not None:
                 logger.info("The last layer computes all rows: %s", reason)
-        return self._exact
+        return self._verdicts[_IS_EXACT]
 
     def _unrestricted(self, decoder: nn.Module, hidden_states: Callable[[Watch | None], Tensor]) -> Tensor:
         """Returns the hidden states without a restriction, or raises a SparsityError if they read other rows."""
@@ -92,7 +98,7 @@ class LastLayer(Patch):
 
     def forget_trial(self) -> None:
         """Makes `is_exact` test again, since the model has changed."""
-        self._exact = None
+        self._verdicts = {}
 
     def _find_obstacle(self, decoder: nn.Module) -> str | None:
         """Returns why no trial is needed to compute all rows, or None."""

@@ -10,7 +10,6 @@ Shapes: B sequences, T positions, C loss rows, D hidden, V vocabulary.
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property, partial
 
@@ -34,7 +33,7 @@ from sebp_edge.engine.sparse.patches.agreement import (
     without_main_grads,
 )
 from sebp_edge.engine.sparse.patches.last_layer import LastLayer, Watch
-from sebp_edge.engine.sparse.patches.patch import is_wrapped
+from sebp_edge.engine.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.engine.sparse.patches.state import has_hooks
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.errors import SparsityError
@@ -53,11 +52,7 @@ TRIAL_LOGITS = 6.0
 
 
 class Head:
-    """A causal decoder's head: turns hidden states into losses.
-
-    Args:
-        max_logits: the largest number of logits that exist at once; at least one row's.
-    """
+    """A causal decoder's head: turns hidden states into losses, with at most `max_logits`, or one row's, at once."""
 
     def __init__(self, decoder: nn.Module, max_logits: int = CHUNK_LOGITS, check: Check = lambda: None):
         self._linear, self._check = decoder.get_output_embeddings(), check
@@ -65,7 +60,10 @@ class Head:
             raise SparsityError("its head is not a linear layer without a bias.")
         if has_hooks(self._linear) or is_wrapped(self._linear):
             raise SparsityError("its head has hooks or a replaced forward, which would not run.")
-        self._options = _logit_options(decoder.config.get_text_config()) | {"max_logits": max_logits}
+        config = decoder.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        softcaps = (getattr(config, name, None) for name in SOFTCAPS)
+        self._options = {"scale": scale, "softcap": next(filter(None, softcaps), None), "max_logits": max_logits}
 
     @property
     def weight(self) -> Tensor:
@@ -89,7 +87,8 @@ class Head:
         if not isinstance(self._linear, FSDPModule):
             return compute(hidden_CD)
         # FSDP gathers the head's weight by hooks on calls of the head.
-        with _forward_replaced(self._linear, compute):
+        with Patch() as patch:
+            patch._replace(self._linear, compute)
             return self._linear(hidden_CD)
 
     def _losses(self, hidden_CD: Tensor, targets_C: Tensor, weight_VD: Tensor | None, others: Others | None) -> Tensor:
@@ -101,34 +100,10 @@ class Head:
         return final_logits(F.linear(hidden_CD, self.weight), self._options["scale"], self._options["softcap"])[0]
 
 
-@contextmanager
-def _forward_replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
-    """Context in which calls of a module run this function."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
-
-
-def _logit_options(config) -> dict[str, float | None]:
-    """Returns the model's scale and softcap of logits, according to its config."""
-    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    softcaps = (getattr(config, name, None) for name in SOFTCAPS)
-    return {"scale": scale, "softcap": next(filter(None, softcaps), None)}
-
-
 class FusedLoss:
     """Forward pass of a causal decoder that returns its loss and no logits.
 
-    Holds for the model as it is when this is made.
-
-    Args:
-        is_wrapped: whether that is not its class's own. This calls the base model, past anything that wraps it.
+    Holds for the model as it is when this is made. It calls the base model, past anything that wraps the decoder.
     """
 
     def __init__(self, decoder: nn.Module, original_forward: Callable, last_layer: LastLayer, *, is_wrapped: bool):
@@ -141,27 +116,14 @@ class FusedLoss:
     def applies_to(self, inputs: dict) -> bool:
         """Whether this computes the call's loss: for a training step on all logits of a model that passed the trial."""
         to_keep = inputs.get("logits_to_keep", 0)
-        all_kept = isinstance(to_keep, int) and to_keep == 0
-        return (
-            all_kept
-            and self._takes_keywords_of(inputs)
-            and self._decoder.training
-            and torch.is_grad_enabled()
-            and self._reason_to_keep is None
-        )
-
-    def _takes_keywords_of(self, inputs: dict) -> bool:
-        """Whether the loss has no further arguments; functions other than transformers' own may read any keyword."""
-        if has_library_loss(self._decoder):
-            return True
-        return inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
+        keeps_all = isinstance(to_keep, int) and to_keep == 0
+        # Loss functions other than transformers' own may read any keyword.
+        has_usual_keywords = has_library_loss(self._decoder) or inputs.keys() <= self._parameters | {*HEAD_KEYWORDS}
+        is_step = keeps_all and has_usual_keywords and self._decoder.training and torch.is_grad_enabled()
+        return is_step and self._reason_to_keep is None
 
     def __call__(self, inputs: dict, plan: RowPlan, *, only_loss_rows: bool, watch: Watch | None):
-        """Returns the model's output: its loss, no logits, and the other outputs of the base model.
-
-        Args:
-            watch: gets all that the parts of such a layer read and return; they are not restricted then.
-        """
+        """Returns the model's output: its loss, no logits, and the other outputs of the base model."""
         # Tried whatever the batch: all processes must take part in the trial of a model with sharded weights.
         is_exact = self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
         restricted = is_exact and only_loss_rows and len(plan.loss_rows) < len(plan.active_rows)

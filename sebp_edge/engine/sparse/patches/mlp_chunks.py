@@ -19,11 +19,7 @@ from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 
 
 class ChunkedMlps(Patch):
-    """Handle of one decoder's chunked MLPs.
-
-    Args:
-        chunk_rows: the most rows of a chunk; None leaves MLPs whole.
-    """
+    """Handle of one decoder's MLPs in chunks of at most so many rows; None leaves them whole."""
 
     def __init__(self, decoder: nn.Module, chunk_rows: int | None):
         super().__init__()

@@ -1,8 +1,8 @@
 """Runs a decoder's RMSNorms and gated MLPs on our own operations, on devices for which these have kernels.
 
-A trial, not the class, decides which modules are replaced: one that is not exactly such a norm or MLP keeps its own
-forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read them need not
-keep them; see `SmallOps.source_of`.
+A trial of one module of each kind, not the class, decides which are replaced: what is not exactly such a norm or MLP
+keeps its own forward. Outputs are cheap to recompute from what the backward passes keep anyway, so the layers that read
+them need not keep them; see `SmallOps.source_of`.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from sebp_edge.engine.sparse.patches.agreement import find_mismatch
-from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward
+from sebp_edge.engine.sparse.patches.patch import Patch, has_own_forward, kind_of
 from sebp_edge.ops import ACTIVATIONS, GatedInputs, Recompute, gated, rms_norm, runs_kernels
 
 # All parts of Llama's MLP.
@@ -38,31 +38,41 @@ class SmallOps(Patch):
                 self.replaced.append(module)
 
     def replacements(self) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-        """Yields the modules that pass a trial, each with a function that computes the same."""
+        """Yields the modules whose kind passes a trial, each with a function that computes the same."""
+        chosen: dict[tuple, int | None] = {}
         for module in list(self._decoder.modules()):
             # A forward that was already replaced stays as it is.
-            replacement = self._find_replacement(module) if has_own_forward(module) else None
-            if replacement is not None:
-                yield module, replacement
+            candidates = self._candidates(module) if has_own_forward(module) else []
+            if not candidates:
+                continue
+            if (kind := tuple(map(kind_of, (module, *module.children())))) not in chosen:
+                chosen[kind] = self._first_alike(module, candidates)
+            if chosen[kind] is not None:
+                yield module, candidates[chosen[kind]]
 
     def source_of(self, x: Tensor) -> Recompute | GatedInputs | None:
         """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
         return self._sources.get(x)
 
-    def _find_replacement(self, module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-        """Returns a function that computes the same as the module, or None."""
+    def _candidates(self, module: nn.Module) -> list[Callable[[Tensor], Tensor]]:
+        """Returns functions of which one may compute the same as the module."""
+        if _looks_like_a_norm(module):
+            return [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
+        if _looks_like_an_mlp(module):
+            return [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
+        return []
+
+    def _first_alike(self, module: nn.Module, candidates: list[Callable[[Tensor], Tensor]]) -> int | None:
+        """Returns the place of the first function that computes the same as the module; None if none does."""
+        own, weight = module.forward, self._decoder.get_input_embeddings().weight
         if _looks_like_a_norm(module):
             trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
-            candidates = [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
-        elif _looks_like_an_mlp(module):
-            embedding = self._decoder.get_input_embeddings().weight
-            trial = _trial_input(embedding.shape[1], embedding.device, embedding.dtype)
-            candidates = [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
         else:
-            return None
-        own = module.forward
+            trial = _trial_input(weight.shape[1], weight.device, weight.dtype)
         same = (
-            one for one in candidates if find_mismatch(module, lambda: own(trial), lambda one=one: one(trial)) is None
+            place
+            for place, one in enumerate(candidates)
+            if find_mismatch(module, lambda: own(trial), lambda one=one: one(trial)) is None
         )
         return next(same, None)
 

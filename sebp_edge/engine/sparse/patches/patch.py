@@ -11,6 +11,7 @@ user's wrapper), it stays and only passes calls on, until it is outermost and ca
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 from types import MethodType
 from typing import Self
 
@@ -19,6 +20,8 @@ from torch import nn
 
 # Attribute of a decoder: the attention implementations that patches have set, by patch; the first is the decoder's own.
 _ATTENTIONS = "_sebp_edge_attentions"
+# What each module holds: its parameters, its parts, its hooks, its mode.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Patch:
@@ -110,11 +113,7 @@ class _Link:
     def __reduce__(self) -> tuple:
         # A copied or pickled model has no patches.
         forward = foreign_forward(self.module)
-        return (getattr, (self.module, "forward")) if forward is None else (_same, (forward,))
-
-
-def _same(forward: Callable) -> Callable:
-    return forward
+        return (getattr, (self.module, "forward")) if forward is None else (itemgetter(0), ((forward,),))
 
 
 class _ClassForward:
@@ -157,6 +156,15 @@ def has_own_forward(module: nn.Module) -> bool:
     """Whether the module's forward is its class's own and not replaced."""
     drop_removed(module)
     return "forward" not in vars(module)
+
+
+def kind_of(module: nn.Module) -> tuple:
+    """Returns a key of modules that compute alike: the class, settings but the layer's number, the weight's shape."""
+    weight, own = getattr(module, "weight", None), vars(module)
+    settings = sorted(name for name in own.keys() - _OF_EVERY_MODULE if name != "layer_idx")
+    # Anything else than plain values may decide, too; blocks share a config.
+    values = (own[name] if isinstance(own[name], int | float | str | None) else id(own[name]) for name in settings)
+    return type(module), *zip(settings, values, strict=True), weight is None or (weight.shape, weight.dtype)
 
 
 def foreign_forward(module: nn.Module) -> Callable | None:

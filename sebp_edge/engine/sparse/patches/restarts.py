@@ -5,14 +5,16 @@ padded on the right. The state restarts by itself, and padding cannot reach back
 are computed together (see `lengths_together`).
 
 All else runs on active rows, and so do the layer's projections: those that read its input, and one that gives its
-output.
+output. If fla's kernels compute the delta rules (see `delta_rule`), so does the whole layer.
 
-Shapes: A active rows, S sequences, P padded rows; B texts computed together, T positions.
+Shapes: A active rows, S sequences, P padded rows, C channels; B texts computed together, T positions.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FunctionType
 from typing import NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.engine.models.architecture import blocks_of
+from sebp_edge.engine.sparse.patches.delta_rule import CONVOLUTION, RULE, kernel_for, packed_options
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import lengths_together, most_lengths
@@ -32,17 +35,11 @@ OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_
 
 
 class Layout(NamedTuple):
-    """Where active rows lie among padded ones.
+    """Where active rows lie among padded ones."""
 
-    Attributes:
-        groups: how many texts are computed together, and their padded length.
-        places_A: int64, the padded row of each active row.
-        padding: what the other rows hold; no active row may depend on it.
-    """
-
-    groups: list[tuple[int, int]]
-    places_A: Tensor
-    padding: float
+    groups: list[tuple[int, int]]  # how many texts are computed together, and their padded length
+    places_A: Tensor  # int64, the padded row of each active row
+    padding: float  # what the other rows hold; no active row may depend on it
 
     @classmethod
     def of(cls, tokens: ActiveTokens, lengths: Iterable[int], padding: float = 0.0) -> "Layout":
@@ -55,9 +52,15 @@ class Layout(NamedTuple):
         order_S = tokens.cu_seqlens.diff().argsort(descending=True, stable=True)
         # Texts beyond these are empty.
         begins_S = torch.zeros_like(order_S).index_copy(0, order_S[: sum(B for B, _ in groups)], torch.cat(begins))
-        rows_A = torch.arange(len(tokens.input_ids), device=device)
-        texts_A = torch.searchsorted(tokens.cu_seqlens[1:], rows_A, right=True)
+        rows_A, texts_A = _rows_and_texts(tokens)
         return cls(groups, rows_A + (begins_S - tokens.cu_seqlens[:-1])[texts_A], padding)
+
+    @classmethod
+    def spaced(cls, tokens: ActiveTokens, gap: int) -> "Layout":
+        """Lays out all texts in one row, each after so many rows of zeros."""
+        rows_A, texts_A = _rows_and_texts(tokens)
+        num_rows = len(rows_A) + gap * (len(tokens.cu_seqlens) - 1)
+        return cls([(1, num_rows)], rows_A + gap * (texts_A + 1), 0.0)
 
     def pad(self, rows_1A: Tensor) -> list[Tensor]:
         """The padded texts of each group, [B, T, ...]."""
@@ -68,6 +71,24 @@ class Layout(NamedTuple):
     def unpad(self, padded: Iterable[Tensor]) -> Tensor:
         """The active rows of padded texts, [1, A, ...]."""
         return _Move.apply(torch.cat([part.flatten(0, 1) for part in padded]), self.places_A, None)[None]
+
+
+def _rows_and_texts(tokens: ActiveTokens) -> tuple[Tensor, Tensor]:
+    """The number of each active row, and that of its text."""
+    rows_A = torch.arange(len(tokens.input_ids), device=tokens.cu_seqlens.device)
+    return rows_A, torch.searchsorted(tokens.cu_seqlens[1:], rows_A, right=True)
+
+
+class Packed(NamedTuple):
+    """Where texts begin among active rows, for layers that take them packed.
+
+    Attributes:
+        spaced: the rows that convolutions read, each text after as many zeros as they reach back.
+        options: the kernels' keywords, with tensors of this pass alone: fla keeps what it derives from one.
+    """
+
+    spaced: Layout
+    options: dict[str, Tensor]
 
 
 class _Move(torch.autograd.Function):
@@ -87,19 +108,23 @@ class _Move(torch.autograd.Function):
 
 
 class Restarts(Patch):
-    """Handle of one decoder's layers whose state restarts at each text.
-
-    Attributes:
-        layout: where the texts of the present batch lie; None outside of one.
-    """
+    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's."""
 
     def __init__(self, decoder: nn.Module):
         super().__init__()
         self.layers = [layer for block in blocks_of(decoder) for layer in layers_with_state(block)]
-        self.layout: Layout | None = None
+        self.layout: Layout | Packed | None = None
+        # How far the layers' convolutions reach back, if all are computed on packed rows.
+        self._reach: int | None = None
 
     def attach(self) -> None:
         """Replaces the forwards of the layers and of their projections; each replacement calls the present forward."""
+        kernels = [kernel_for(layer) for layer in self.layers]
+        if self.layers and None not in kernels:
+            self._reach = max(layer.conv1d.weight.shape[-1] for layer in self.layers) - 1
+            for layer, kernel in zip(self.layers, kernels, strict=True):
+                self._replace(layer, self._on_packed(layer, kernel))
+            return
         for layer in self.layers:
             replacement = _PerText(self, layer)
             for child in layer.children():
@@ -107,8 +132,28 @@ class Restarts(Patch):
                     self._replace(child, partial(replacement.project, forward_of(child)))
             self._replace(layer, replacement)
 
+    def _on_packed(self, layer: nn.Module, kernel: Callable) -> Callable:
+        """The layer's forward, and within a pass the same code with the convolution and the rule of packed rows."""
+        forward, own = forward_of(layer), inspect.unwrap(type(layer).forward)
+
+        def convolution(x_1CA: Tensor, *args, **options) -> Tensor:
+            (padded_1PC,) = self.layout.spaced.pad(x_1CA.mT)
+            return self.layout.spaced.unpad([own.__globals__[CONVOLUTION](padded_1PC.mT, *args, **options).mT]).mT
+
+        names = own.__globals__ | {CONVOLUTION: convolution}
+        names |= {RULE: lambda *args, **options: kernel(*args, **options | self.layout.options)}
+        packed = FunctionType(own.__code__, names, None, own.__defaults__, own.__closure__)
+        packed.__kwdefaults__ = own.__kwdefaults__
+
+        def replacement(*args, **kwargs):
+            if self.layout is None:
+                return forward(*args, **kwargs)
+            return packed(layer, *args, **{name: each for name, each in kwargs.items() if name not in OF_PACKED_ROWS})
+
+        return replacement
+
     @contextmanager
-    def at(self, layout: Layout | None) -> Iterator[None]:
+    def at(self, layout: Layout | Packed | None) -> Iterator[None]:
         """Context in which texts lie so."""
         before, self.layout = self.layout, layout
         try:
@@ -116,10 +161,13 @@ class Restarts(Patch):
         finally:
             self.layout = before
 
-    def layout_of(self, tokens: ActiveTokens, padding: float = 0.0) -> Layout | None:
-        """The layout of a batch; None if no layer needs it. On a GPU its groups follow from the sizes alone."""
+    def layout_of(self, tokens: ActiveTokens, padding: float = 0.0) -> Layout | Packed | None:
+        """The layout of a batch; None if no layer needs it. On a GPU its sizes follow from the batch's alone."""
         if not self.layers:
             return None
+        if self._reach is not None:
+            options = packed_options(tokens.cu_seqlens.clone(), len(tokens.input_ids))
+            return Packed(Layout.spaced(tokens, self._reach), options)
         lengths_S = tokens.cu_seqlens.diff()
         if lengths_S.device.type == "cpu":
             return Layout.of(tokens, sorted(lengths_S.tolist(), reverse=True), padding)

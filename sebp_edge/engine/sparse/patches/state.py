@@ -18,6 +18,7 @@ A 3B model with adapters has 2,300 modules; half of them only hold others and ar
 tables of hooks, nearly all of them empty. So each comparison is a few calls into C, on lists that are made once.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
@@ -53,7 +54,7 @@ class ModelState:
         outer = [module for module in modules if module not in inside]
         called = [module for module in modules if type(module).forward is not nn.Module.forward]
         classes = list(dict.fromkeys(map(type, modules)))
-        ends = [end for end in (_call(inner, "get_input_embeddings"), _call(inner, "get_output_embeddings")) if end]
+        ends = list(filter(None, ends_of(inner)))
         self._comparisons: dict[str, _Comparison] = {
             "modules": _compare_tables([vars(module)["_modules"] for module in outer]),
             "classes": _compare(lambda: list(map(type, outer))),
@@ -74,12 +75,9 @@ class ModelState:
 
 
 class FollowingPatch(Patch):
-    """A handle that attaches itself again if the model changes, so that every part is tried again.
+    """A handle that attaches itself again if the model changes, so that every part is tried again."""
 
-    Attributes:
-        state: the model's state when its parts were last tried, which `_attach` sets; None if that failed later.
-    """
-
+    # When its parts were last tried, which `_attach` sets; None if that failed later.
     state: ModelState | None
     _attach: Callable[[], None]
 
@@ -226,11 +224,14 @@ def _compare_configs(modules: list[nn.Module]) -> _Comparison:
 
 
 def _compare_settings(modules: list[nn.Module]) -> _Comparison:
-    found = [(vars(module), _settings_of(module)) for module in modules]
-    tables = [attributes for attributes, names in found if names]
-    readers = [itemgetter(*names) for _, names in found if names]
-    # Models keep other things there too, such as a recurrent state.
-    unset = [(vars(module), name) for module in modules for name in _unset_settings_of(module)]
+    # Those that decide what a module computes; models keep other things there too, such as a recurrent state.
+    found = [(module, name, value) for module in modules for name, value in _public_attributes(module)]
+    names: dict[nn.Module, list[str]] = defaultdict(list)
+    for module, name, value in found:
+        if isinstance(value, _SETTING):
+            names[module].append(name)
+    tables, readers = list(map(vars, names)), [itemgetter(*each) for each in names.values()]
+    unset = [(vars(module), name) for module, name, value in found if value is None]
 
     def read() -> list:
         # Attention that has no `is_causal` is causal.
@@ -249,15 +250,6 @@ def _read(reader: Callable[[dict], object], table: dict) -> object:
         return reader(table)
     except KeyError:
         return None
-
-
-def _settings_of(module: nn.Module) -> list[str]:
-    """Names of the settings that decide what a module computes."""
-    return [name for name, value in _public_attributes(module) if isinstance(value, _SETTING)]
-
-
-def _unset_settings_of(module: nn.Module) -> list[str]:
-    return [name for name, value in _public_attributes(module) if value is None]
 
 
 def _public_attributes(module: nn.Module) -> Iterator[tuple[str, object]]:
@@ -280,10 +272,10 @@ def _copy(value: object) -> object:
     return [_copy(item) for item in value] if type(value) is list else value
 
 
-def _call(inner: nn.Module, getter: str) -> nn.Module | None:
-    get = getattr(inner, getter, None)
-    found = None if get is None else get()
-    return found if isinstance(found, nn.Module) else None
+def ends_of(model: nn.Module) -> list[nn.Module | None]:
+    """Returns a model's embedding and head; None for one that it does not give."""
+    getters = (getattr(model, f"get_{end}_embeddings", lambda: None) for end in ("input", "output"))
+    return [end if isinstance(end, nn.Module) else None for end in (get() for get in getters)]
 
 
 def _facts_of_ends(ends: list[nn.Module]) -> tuple:

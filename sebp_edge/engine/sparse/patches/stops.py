@@ -1,5 +1,7 @@
 """Lets a long pass of a model be ended midway: calls a check at each linear layer, in the backward pass too."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from torch import Tensor, nn
@@ -13,8 +15,7 @@ from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 class Stops(Patch):
     """Handle of one model's checks, from `attach` on, or in a context.
 
-    Args:
-        check: called before a layer computes, and before its backward pass; may raise, which ends the pass.
+    The check is called before a layer computes, and before its backward pass; it may raise, which ends the pass.
     """
 
     def __init__(self, model: nn.Module, check: Check):
@@ -27,25 +28,19 @@ class Stops(Patch):
         inside = {part for layer in adapted for part in layer.modules()}
         layers = [layer for layer in self._model.modules() if is_linear(layer) and layer not in inside]
         for layer in (*adapted, *layers):
-            self._replace(layer, _Checked(layer, self._check))
+            self._replace(layer, partial(_run_checked, forward_of(layer), self._check))
 
     def __enter__(self) -> Self:
         self.attach()
         return self
 
 
-class _Checked:
-    """Replacement of one layer's `forward`."""
+def _run_checked(forward: Callable, check: Check, *args, **kwargs):
+    def check_backward(_gradient: Tensor) -> None:
+        check()
 
-    def __init__(self, layer: nn.Module, check: Check):
-        self._forward, self._check = forward_of(layer), check
-
-    def __call__(self, *args, **kwargs):
-        self._check()
-        output = self._forward(*args, **kwargs)
-        if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(self._check_backward)
-        return output
-
-    def _check_backward(self, gradient: Tensor) -> None:
-        self._check()
+    check()
+    output = forward(*args, **kwargs)
+    if isinstance(output, Tensor) and output.requires_grad:
+        output.register_hook(check_backward)
+    return output

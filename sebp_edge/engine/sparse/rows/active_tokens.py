@@ -57,11 +57,7 @@ class ActiveTokens:
     ) -> "ActiveTokens":
         """Gathers the active rows of a padded batch. All tensors are on one device, in training on the host.
 
-        Args:
-            input_ids_BT: int64 [B, T].
-            plan: the batch's active rows and loss rows.
-            position_ids_BT: int64 [B, T]; None if the model counts positions from 0.
-            token_type_ids_BT: int64 [B, T]; None if the model takes none.
+        Ids are int64 [B, T]; those of positions are None if the model counts from 0, those of types if it takes none.
         """
         num_positions = input_ids_BT.shape[1]
         rows = plan.active_rows

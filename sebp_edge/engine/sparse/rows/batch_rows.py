@@ -15,7 +15,6 @@ Shapes: B sequences, T positions, N = B*T rows.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,45 +29,20 @@ MORE_OUTPUTS = ("output_hidden_states", "output_attentions")
 OTHER_LOSS = ("output_router_logits", "shift_labels", "ignore_index")
 
 
-class SkippedKinds(NamedTuple):
-    """Which kinds of rows a batch skips.
-
-    Attributes:
-        unread_tokens: whether it skips real tokens that no loss reads.
-    """
-
-    padding: bool
-    unread_tokens: bool
-
-
-NOTHING_SKIPPED = SkippedKinds(padding=False, unread_tokens=False)
-
-
 @dataclass(frozen=True)
 class BatchRows:
-    """The rows of one batch.
+    """The rows of one batch."""
 
-    Attributes:
-        num_rows: N; None if no row set is known.
-        up_to_attention: the rows of norms, and of linear layers up to the last attention; None for all rows.
-        after_attention: the rows of linear layers after the last attention; None for all rows.
-        num_pooled: B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
-    """
-
-    num_rows: int | None
-    up_to_attention: Rows | None
-    after_attention: Rows | None
+    num_rows: int | None  # N; None if no row set is known
+    up_to_attention: Rows | None  # the rows of norms, and of linear layers up to the last attention; None for all rows
+    after_attention: Rows | None  # the rows of linear layers after the last attention; None for all rows
+    # B if the head reads one row of each sequence, else None; layers of B rows compute all of them.
     num_pooled: int | None = None
-    skipped_kinds: SkippedKinds = NOTHING_SKIPPED
+    skipped_kinds: tuple[bool, bool] = (False, False)  # whether it skips padding, and real tokens that no loss reads
 
     def linear_rows(self, *, after_attention: bool) -> Rows | None:
         """Returns the rows of linear layers."""
         return self.after_attention if after_attention else self.up_to_attention
-
-    @property
-    def norm_rows(self) -> Rows | None:
-        """The rows of norms."""
-        return self.up_to_attention
 
 
 DETECTED = BatchRows(None, detect, detect)
@@ -101,7 +75,7 @@ def decoder_rows(plan: RowPlan, attention_mask: Tensor | None) -> BatchRows:
         loss_rows = active_rows
     # The last token of each sequence predicts nothing; the other rows after its last loss row count as padding.
     num_padding = plan.num_rows - len(plan.active_rows) - (len(plan.cu_seqlens) - 1)
-    skipped_kinds = SkippedKinds(causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows))
+    skipped_kinds = causal and num_padding > 0, len(plan.loss_rows) < len(plan.active_rows)
     return BatchRows(plan.num_rows, active_rows if causal else detect, loss_rows, skipped_kinds=skipped_kinds)
 
 
@@ -122,7 +96,7 @@ def encoder_rows(model: nn.Module, inputs: dict) -> BatchRows:
     else:
         return DETECTED
     up_to_attention, read = (_rows_where(rows_BT, mask_BT.device) for rows_BT in (real_BT | read_BT, read_BT))
-    skipped_kinds = SkippedKinds(not bool(real_BT.all()), bool((real_BT & ~read_BT).any()))
+    skipped_kinds = not bool(real_BT.all()), bool((real_BT & ~read_BT).any())
     return BatchRows(real_BT.numel(), up_to_attention, read, num_pooled, skipped_kinds)
 
 

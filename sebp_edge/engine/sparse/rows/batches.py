@@ -17,11 +17,7 @@ from sebp_edge.values.example import Example
 
 @dataclass(frozen=True)
 class Batch:
-    """A padded micro-batch.
-
-    Attributes:
-        input_ids, attention_mask, labels: int64 [B, T], padded on the right; labels are -100 on padding.
-    """
+    """A micro-batch, int64 [B, T], padded on the right; labels are -100 on padding."""
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -31,11 +27,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Collator:
-    """Pads examples into batches.
+    """Pads examples to the context length T, or to the longest in a batch if that is None.
 
-    Attributes:
-        context_length: the number of tokens of each padded example, T; None for those of the longest in a batch.
-        pad_token_id: the token id of padding. Any id works, since the mask and the labels mark the padding.
+    Any id of padding works, since the mask and the labels mark the padding.
     """
 
     context_length: int | None

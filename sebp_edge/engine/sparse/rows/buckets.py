@@ -26,19 +26,12 @@ CAPTURE_COST = 12_000
 
 
 class Bucket(NamedTuple):
-    """The sizes of a batch, or the maximum sizes of the batches that a bucket holds.
+    """The sizes of a batch, or the maximum sizes of the batches that a bucket holds."""
 
-    Attributes:
-        tokens: active tokens.
-        sequences: the batch's own sequences; `slots` adds those of the filler.
-        longest: tokens of the longest sequence.
-        loss_rows: loss rows; at most `tokens`.
-    """
-
-    tokens: int
-    sequences: int
-    longest: int
-    loss_rows: int
+    tokens: int  # active ones
+    sequences: int  # the batch's own sequences; `slots` adds those of the filler
+    longest: int  # tokens of the longest sequence
+    loss_rows: int  # at most `tokens`
 
     @property
     def on_grid(self) -> "Bucket":
@@ -103,10 +96,8 @@ def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
     """Chooses few buckets for many batches, and returns them cheapest first; each of `needed` fits into one of them.
 
     Repeatedly merges the two buckets whose union adds least to the cost of all batches: until there are at most six,
-    and further as long as that adds less than the capture of one more graph.
-
-    Args:
-        needed: the sizes of each micro-batch `on_grid`, repeated as often as it runs.
+    and further as long as that adds less than the capture of one more graph. Sizes are `on_grid`, and repeated as often
+    as they run.
     """
     counts = Counter(needed)
     if not counts:

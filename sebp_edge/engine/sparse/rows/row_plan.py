@@ -61,8 +61,11 @@ class RowPlan:
             SparsityError: the attention mask shows padding before or between real tokens.
         """
         labels_BT = labels_BT.cpu()
-        if attention_mask_BT is not None:
-            _refuse_unless_right_padded(attention_mask_BT.cpu())
+        if attention_mask_BT is not None and not is_right_padded(attention_mask_BT.cpu()):
+            raise SparsityError(
+                "The batch has padding before or between real tokens, which would get a gradient; pad on the right "
+                "(tokenizer.padding_side = 'right')."
+            )
         num_positions = labels_BT.shape[1]
         # Position t predicts label t + 1, so the last position predicts nothing.
         shifted_BT = torch.full_like(labels_BT, IGNORE)
@@ -123,11 +126,3 @@ def is_right_padded(attention_mask_BT: Tensor) -> bool:
     """Whether padding follows the real tokens in every sequence."""
     mask_BT = attention_mask_BT.bool()
     return not bool((mask_BT[:, 1:] & ~mask_BT[:, :-1]).any())
-
-
-def _refuse_unless_right_padded(attention_mask_BT: Tensor) -> None:
-    if not is_right_padded(attention_mask_BT):
-        raise SparsityError(
-            "The batch has padding before or between real tokens, which would get a gradient; pad on the right "
-            "(tokenizer.padding_side = 'right')."
-        )

@@ -22,12 +22,7 @@ MAX_EVALUATED_ROWS_CPU = 1024
 
 
 class MicroBatch(NamedTuple):
-    """Examples that are computed together, as outlines.
-
-    Attributes:
-        examples: longest first.
-        sizes: rows, sequences, rows of the longest sequence, and loss rows.
-    """
+    """Examples that are computed together, as outlines, the longest first."""
 
     examples: list[Outline]
     sizes: Bucket
@@ -35,19 +30,13 @@ class MicroBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class RowLimit:
-    """The maximum number of rows of a micro-batch.
+    """The maximum number of rows of a micro-batch."""
 
-    Attributes:
-        max_rows: the maximum number of rows; a longer example is a micro-batch by itself.
-        padded_to: the number of rows of each padded example; None if only active tokens are computed.
-        max_evaluated_rows: a lower limit for micro-batches without gradients; None if `max_rows` applies.
-        pads: whether examples are padded to the longest of their micro-batch.
-    """
-
-    max_rows: int
-    padded_to: int | None = None
+    max_rows: int  # a longer example is a micro-batch by itself
+    padded_to: int | None = None  # the rows of each padded example; None if only active tokens are computed
+    # A lower limit for micro-batches without gradients; None if `max_rows` applies.
     max_evaluated_rows: int | None = None
-    pads: bool = False
+    pads: bool = False  # whether examples are padded to the longest of their micro-batch
 
     @classmethod
     def on(cls, device: str, max_rows: int, padded_to: int | None = None, *, pads: bool = False) -> "RowLimit":
@@ -88,11 +77,7 @@ class RowLimit:
 
 
 class Group:
-    """The examples of one optimizer step or one evaluation, cut into micro-batches.
-
-    Attributes:
-        micro_batches: the same examples, as they are computed together.
-    """
+    """The examples of one optimizer step or one evaluation, cut into micro-batches."""
 
     def __init__(self, examples: list[Outline], limit: RowLimit, *, is_evaluated: bool = False):
         self.examples, self._is_evaluated = examples, is_evaluated
@@ -119,10 +104,11 @@ class Schedule:
             of the other trainings, and is evaluated only after this one.
         learns_on: whether it begins in a state that was trained before. That state is not evaluated, and never the best
             one, since it has not learnt what is new.
+        knows_start: whether the losses before the first epoch need no evaluation of the validation documents.
 
     Attributes:
         last_epoch: the last epoch to train; later ones only shape the learning rate schedule.
-        validation: the validation examples, evaluated before the first epoch and after each epoch.
+        validation: the validation examples, evaluated after each epoch, and before the first one unless `knows_start`.
         test: the test examples, evaluated before and after the training, or only after it (`trains_on_all`).
     """
 
@@ -134,19 +120,17 @@ class Schedule:
         *,
         trains_on_all: bool = False,
         learns_on: bool = False,
+        knows_start: bool = False,
     ):
         self._batches, self._validation, self._test = batches, list(validation), list(test)
         self.trains_on_all, self.learns_on, self.last_epoch = trains_on_all, learns_on, len(self._batches)
+        self._validates_start = not (learns_on or knows_start)
         self._one_micro_batch_each = False
         self.epochs: list[list[Group]] = []
         self.validation = self.test = Group([], RowLimit(1))
 
     def lay_out(self, limit: RowLimit, *, one_micro_batch_each: bool = False) -> None:
-        """Makes the steps and evaluations, cut into micro-batches.
-
-        Args:
-            one_micro_batch_each: whether each step has a single micro-batch; larger batches become several steps.
-        """
+        """Makes the steps and evaluations, cut into micro-batches; a larger batch may become a step for each."""
         self._one_micro_batch_each = one_micro_batch_each
         # Frees the layout before, so that only one is in memory.
         self.epochs = []
@@ -189,7 +173,7 @@ class Schedule:
     @property
     def num_evaluated(self) -> tuple[int, int]:
         """The numbers of examples and of their tokens that all evaluations of this training compute."""
-        times = (len(self._batches) + (not self.learns_on), 1 if self.trains_on_all else 2)
+        times = (len(self._batches) + self._validates_start, 1 if self.trains_on_all else 2)
         parts = list(zip(times, (self._validation, self._test), strict=True))
         return (
             sum(number * len(part) for number, part in parts),
@@ -221,7 +205,7 @@ class Schedule:
     @property
     def num_validations(self) -> int:
         """How often the validation examples are evaluated."""
-        return self.last_epoch + (not self.learns_on)
+        return self.last_epoch + self._validates_start
 
     @property
     def num_tests(self) -> int:
@@ -240,10 +224,7 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
 
     There is one split, one for each fold, or none if there are too few documents to judge. A single split is followed
     by a training on all documents if the recipe says so: one epoch from the judged state, or as many epochs as the
-    recipe has from an earlier version's state.
-
-    Args:
-        lessons: the documents of each training if it learns on from an earlier version; None to train on all.
+    recipe has from an earlier version's state, of which `lessons` has the documents of each training.
     """
 
     def batches(own: list[Outline], epochs: int) -> list[list[list[Outline]]]:
@@ -264,9 +245,11 @@ def make_schedules(dataset: Dataset, recipe: Recipe, seed: int, lessons: Lessons
         ]
         examples = _of(examples, lessons.last.trained if lessons.last else ())
     schedules = []
+    # The validation documents of a fold are the test documents of another, on which the base model is tested.
+    of_base = recipe.method == "lora" and len(splits) > 1
     for split in splits:
         epochs = batches(split.train, epochs=recipe.epochs)
-        schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on))
+        schedules.append(Schedule(epochs, split.validation, split.test, learns_on=learns_on, knows_start=of_base))
     if len(splits) != 1 or recipe.refits:
         epochs = 1 if len(splits) == 1 and not learns_on else recipe.epochs
         validation = list(chain.from_iterable(split.validation for split in splits))

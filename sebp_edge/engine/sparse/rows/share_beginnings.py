@@ -18,10 +18,8 @@ from sebp_edge.ops import Prefixes
 def share_beginnings(tokens: ActiveTokens, *, on_gpu: bool = False) -> ActiveTokens:
     """Returns the same sequences without repeated beginnings, which are sequences of their own; on the host.
 
-    Those that continue a beginning come right after it. Loss rows stay in their order.
-
-    Args:
-        tokens: sequences that continue none, with positions counted from 0.
+    Those that continue a beginning come right after it. Loss rows stay in their order. The sequences given continue
+    none, and their positions are counted from 0.
     """
     begins, ids = tokens.cu_seqlens.tolist(), tokens.input_ids.tolist()
     lengths = tokens.cu_seqlens.diff().tolist()
