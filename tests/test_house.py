@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_861
+MAX_LINES = 51_856
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -64,9 +64,9 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_747,
-    "engine.models": 4_747,
+    "engine.models": 4_748,
     "engine.models.gguf": 1_262,
-    "engine.sparse": 1_626,
+    "engine.sparse": 1_624,
     "engine.sparse.patches": 2_658,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_987,
@@ -75,14 +75,14 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_086,
     "reading": 6_403,
     "research": 1_698,
-    "run": 5_847,
+    "run": 5_843,
     "serve": 3_809,
     "store": 2_864,
     "values": 1_801,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_532
+MAX_LINES_OF_TESTS = 57_163
 MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.
