@@ -78,6 +78,7 @@ def test_an_app_that_goes_ends_its_request_and_one_that_waits(door, stream):
     assert door.chat(max_tokens=2)[0] == 200
 
 
+@pytest.mark.slow
 def test_an_app_that_does_not_read_keeps_no_other_one_waiting_for_ever(door):
     with sent(door, ENDLESS | {"max_tokens": 3000, "stream": True}) as slow:
         assert door.chat(max_tokens=2)[0] == 200
@@ -94,6 +95,7 @@ def test_half_a_request_keeps_no_other_one_waiting(door):
         assert door.chat(max_tokens=2)[0] == 200
 
 
+@pytest.mark.slow
 def test_twenty_requests_at_once_are_answered_while_a_job_trains_that_two_apps_follow(door, folder, long_model):
     params = {"paths": [str(folder / "notes")], "model": str(long_model), "recipe": str(folder / "test.toml")}
     assert door.rpc("jobs.start", id="first", params=params | {"device": "cpu"})["job"]["state"] == "queued"
@@ -112,6 +114,7 @@ def test_twenty_requests_at_once_are_answered_while_a_job_trains_that_two_apps_f
     assert door.call("GET", "/v1/models")[1]["data"][-1]["id"] == "default@1"
 
 
+@pytest.mark.slow
 def test_more_requests_than_it_takes_are_refused_in_openai_s_form(door):
     with ThreadPoolExecutor(300) as apps:
         with sent(door, ENDLESS):
@@ -180,6 +183,7 @@ def test_the_app_that_started_it_changes_folders_and_no_other_one(tmp_path, long
         assert door.chat(max_tokens=2)[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_quietly_an_open_stream_says_so_and_nothing_is_kept_of_texts(
     tmp_path, long_model, folder, signum
