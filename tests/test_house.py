@@ -55,22 +55,22 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_856
+MAX_LINES = 51_999
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
-    "basics": 940,
+    "basics": 946,
     "basics.pages": 257,
     "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_747,
-    "engine.models": 4_748,
-    "engine.models.gguf": 1_262,
+    "engine.models": 4_755,
+    "engine.models.gguf": 1_389,
     "engine.sparse": 1_624,
     "engine.sparse.patches": 2_658,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_987,
-    "export": 1_851,
+    "export": 1_854,
     "lessons": 2_256,
     "machine": 1_086,
     "reading": 6_403,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_172
+MAX_LINES_OF_TESTS = 57_371
 MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.
@@ -91,7 +91,10 @@ HOMES = {
     "peft": ("sebp_edge/engine/models/lora.py",),
     "triton": ("kernels/ops/gpu/", "kernels/ops/choices.py"),
     "huggingface_hub": ("sebp_edge/engine/models/hub.py", "sebp_edge/cli/doctor_checks.py"),
-    "gguf": ("sebp_edge/export/", "sebp_edge/engine/models/gguf/families.py", "sebp_edge/engine/models/gguf/rotary.py"),
+    "gguf": (
+        "sebp_edge/export/",
+        *(f"sebp_edge/engine/models/gguf/{name}.py" for name in ("families", "rotary", "writer")),
+    ),
     "xllamacpp": ("sebp_edge/export/llama_cpp.py",),
     "mlx_lm": ("sebp_edge/export/mlx_lm.py",),
     "filelock": ("sebp_edge/store/lock.py", "sebp_edge/store/new_folder.py"),

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Size, Tensor
+from torch import Size, Tensor, nn
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
@@ -146,3 +146,9 @@ def _is_finite(tensor: Tensor) -> bool:
         return True
     tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch cannot compare 8-bit floats
     return all(map(math.isfinite, tensor.aminmax()))
+
+
+def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors to save, by name; a tied weight, which the state dict has twice, only once."""
+    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)

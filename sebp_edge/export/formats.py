@@ -18,7 +18,7 @@ from torch import Tensor
 from sebp_edge.ask.wording import plain_question
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.weights import DTYPES, WeightsFile, read_weights, write_tensors
-from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.lora import LoraFactors, read_factors
 from sebp_edge.engine.models.older_names import has_older_names
 from sebp_edge.errors import ExportError
@@ -185,7 +185,7 @@ class Gguf(Format):
         super().__init__(source)
         self.quant, self.file = quant, f"{source.name}-{quant}.gguf"
         self._model = GgufModel(source.config)
-        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
+        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size, self._model.arch)
 
     @property
     def num_bytes(self) -> int:
@@ -267,7 +267,7 @@ class GgufLora(Format):
         super().__init__(source)
         self._model = GgufModel(source.config)
         self._model.refuse_adapter()
-        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size)
+        self._tokenizer = GgufTokenizer(source.tokenizer, source.config.vocab_size, self._model.arch)
         self._file = f"{source.name}-lora.gguf"
 
     def write(self, folder: Path, progress: ExportProgress) -> None:

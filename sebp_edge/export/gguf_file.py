@@ -14,8 +14,8 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import quantisation_of_head
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.lora import LoraFactors
 from sebp_edge.errors import ExportError
 from sebp_edge.export.export_result import ExportProgress

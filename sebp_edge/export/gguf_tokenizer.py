@@ -23,9 +23,9 @@ _BYTE_LEVEL = {
 
 
 class GgufTokenizer:
-    """A fast transformers tokenizer in GGUF, with as many tokens as the model has embeddings."""
+    """A fast transformers tokenizer in GGUF, with as many tokens as the model of `arch` has embeddings."""
 
-    def __init__(self, tokenizer, vocabulary: int):
+    def __init__(self, tokenizer, vocabulary: int, arch: str):
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._values = json.loads(tokenizer.backend_tokenizer.to_str())
         model = self._values["model"]
@@ -34,6 +34,9 @@ class GgufTokenizer:
         self._is_sentencepiece = bool(model.get("byte_fallback"))
         self._pre = None if self._is_sentencepiece else self._byte_level_name()
         self._adds_space = self._adds_space_prefix() if self._is_sentencepiece else False
+        # llama.cpp has Gemma 4's merges in their order, and adds BOS to its texts.
+        is_gemma4 = self._is_sentencepiece and arch == "gemma4" and not self._adds_space and adds_bos(tokenizer)
+        self._kind = "gemma4" if is_gemma4 else "llama" if self._is_sentencepiece else "gpt2"
         self._tokens = list(self._all_tokens())
 
     def composed(self, text: str) -> str:
@@ -44,11 +47,11 @@ class GgufTokenizer:
         """Writes the tokenizer."""
         tokenizer = self._tokenizer
         texts, types, scores = zip(*self._tokens, strict=True)
-        writer.add_tokenizer_model("llama" if self._is_sentencepiece else "gpt2")
+        writer.add_tokenizer_model(self._kind)
         writer.add_tokenizer_pre(self._pre or "default")
         writer.add_token_list(list(texts))
         writer.add_token_types(list(types))
-        if self._is_sentencepiece:
+        if self._kind == "llama":
             writer.add_token_scores(list(scores))
             writer.add_add_space_prefix(self._adds_space)
         else:
@@ -115,7 +118,7 @@ class GgufTokenizer:
     def _ranks(self) -> Mapping[str, int]:
         """Returns the order in which SentencePiece's tokens are merged, which GGUF has as their scores."""
         ranks: dict[str, int] = {}
-        if not self._is_sentencepiece:
+        if self._kind != "llama":
             return ranks
         last = ""
         for pair in self._values["model"]["merges"]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.basics.weights import WeightsFile, raising_adapter_error
-from sebp_edge.engine.models.full import open_weights, saved_tensors
-from sebp_edge.engine.models.gguf.families import read_weight, shape_of_weight, weight_names
+from sebp_edge.basics.weights import WeightsFile, raising_adapter_error, saved_tensors
+from sebp_edge.engine.models.full import open_weights
 from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.gguf.reader import read_weight, shape_of_weight, weight_names
 from sebp_edge.engine.models.loading import TEXT_PART
 from sebp_edge.engine.models.lora import LoraAdapter, LoraFactors, read_factors
 from sebp_edge.errors import BaseModelMismatch, ExportError

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from builders import WORDS, make_tokenizer
 from export_sources import long_texts, make_adapter, make_source
+from gguf import GGUFWriter
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -81,15 +82,15 @@ def sentencepiece(*, prefix):
     return with_bos(tokenizer)
 
 
-def export(tokenizer, tmp_path):
-    model = make_source(tmp_path / "model", "llama", tokenizer)
+def export(tokenizer, tmp_path, family="llama"):
+    model = make_source(tmp_path / "model", family, tokenizer)
     adapter = make_adapter(tmp_path / "adapter", model)
     return Personalizer(model, device="cpu").export(adapter, tmp_path / "out", texts=[*TEXTS, *long_texts()])
 
 
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_a_pre_tokenizer_has_the_name_that_llama_cpp_knows(name):
-    assert GgufTokenizer(train(*BYTE_LEVEL[name]), 320)._pre == name
+    assert GgufTokenizer(train(*BYTE_LEVEL[name]), 320, "llama")._pre == name
 
 
 @pytest.mark.slow
@@ -99,10 +100,24 @@ def test_llama_cpp_reads_the_same_tokens(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefix", [True, False])
-def test_llama_cpp_reads_the_same_tokens_of_sentencepiece(tmp_path, prefix):
+@pytest.mark.parametrize(("family", "prefix"), [("llama", True), ("llama", False), ("gemma4", False)])
+def test_llama_cpp_reads_the_same_tokens_of_sentencepiece(tmp_path, family, prefix):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
-    assert export(sentencepiece(prefix=prefix), tmp_path).read_back_by == "llama.cpp"
+    assert export(sentencepiece(prefix=prefix), tmp_path, family).read_back_by == "llama.cpp"
+
+
+def test_merges_in_any_order_are_written_for_gemma_4_and_refused_for_others():
+    tokenizer = sentencepiece(prefix=False)
+    values = json.loads(tokenizer.backend_tokenizer.to_str())
+    values["model"]["merges"].append(["t", "he"])
+    values["model"]["merges"].insert(1, ["h", "e"])
+    values["model"]["vocab"]["he"] = len(values["model"]["vocab"])
+    tokenizer = with_bos(Tokenizer.from_str(json.dumps(values)))
+    writer = GGUFWriter(None, "gemma4")
+    GgufTokenizer(tokenizer, 320, "gemma4").add(writer)
+    assert writer.kv_data[0]["tokenizer.ggml.merges"].value[:3] == ["t h", "h e", "th e"]
+    with pytest.raises(ExportError, match="whose merges have no order of tokens"):
+        GgufTokenizer(tokenizer, 320, "llama")
 
 
 @pytest.mark.slow
@@ -139,15 +154,15 @@ def test_unknown_rules_are_refused(pre_tokenizer, ignore_merges, words):
     values = json.loads(tokenizer.to_str())
     values["model"]["ignore_merges"] = ignore_merges
     with pytest.raises(ExportError, match=words):
-        GgufTokenizer(with_bos(Tokenizer.from_str(json.dumps(values))), 320)
+        GgufTokenizer(with_bos(Tokenizer.from_str(json.dumps(values))), 320, "llama")
 
 
 def test_lower_case_is_refused():
     tokenizer = make_tokenizer().backend_tokenizer
     tokenizer.normalizer = normalizers.Lowercase()
     with pytest.raises(ExportError, match="with these rules: Lowercase"):
-        GgufTokenizer(with_bos(tokenizer), 320)
+        GgufTokenizer(with_bos(tokenizer), 320, "llama")
 
 
 def test_the_bundled_models_tokenizer_is_known():
-    assert GgufTokenizer(AutoTokenizer.from_pretrained(Path(BUNDLED_FOLDER)), 8192)._pre == "llama-bpe"
+    assert GgufTokenizer(AutoTokenizer.from_pretrained(Path(BUNDLED_FOLDER)), 8192, "llama")._pre == "llama-bpe"

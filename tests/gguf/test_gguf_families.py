@@ -11,6 +11,7 @@ from model_families import make_model
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Lfm2Config,
     LlamaConfig,
@@ -46,6 +47,13 @@ LLAMA3 = {
 QUARTER = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
 DELTA = SIZES | NAMES | {"head_dim": 16, "rope_parameters": QUARTER}
 DELTA |= {"linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+# Kinds of layers with heads of different sizes; the last layers have the keys and values of earlier ones.
+WINDOWED = {"layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 6}
+GEMMA4 = SIZES | NAMES | WINDOWED | {"head_dim": 16, "global_head_dim": 32, "sliding_window": 24}
+GEMMA4["rope_parameters"] = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES, **NAMES, tie_word_embeddings=False),
     "llama with biases": lambda: LlamaConfig(**SIZES, **NAMES, attention_bias=True, mlp_bias=True),
@@ -73,6 +81,14 @@ CONFIGS = {
     ),
     "gemma3": lambda: Gemma3TextConfig(
         **(SIZES | {"num_hidden_layers": 6}), **NAMES, head_dim=16, query_pre_attn_scalar=16, sliding_window=24,
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **GEMMA4, num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=320, final_logit_softcapping=7.0,
+    ),
+    "gemma4 with keys as values": lambda: Gemma4TextConfig(
+        **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=320,
     ),
     "lfm2": lambda: Lfm2Config(
         **(SIZES | {"num_hidden_layers": 3}), **NAMES, norm_eps=1e-4, conv_L_cache=4,
@@ -102,6 +118,11 @@ def llama3_factors():
 FURTHER = {
     "llama with linear scaling": {"arch__rope__scaling__type": "linear", "arch__rope__scaling__factor": 2.0},
     "llama with Llama 3.1's scaling": {"tensors": {"rope_freqs.weight": list(llama3_factors())}},
+    "gemma4": {"tensors": {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12}},
+    "gemma4 with keys as values": {
+        "tensors": {"rope_freqs.weight": [1.0] * 4 + [1e30] * 12},
+        "arch__final_logit_softcapping": 0.0,
+    },
     "lfm2": {"arch__feed_forward_length": 32},
     "phi3 with long contexts": {
         "arch__rope__scaling__original_context_length": 40,
@@ -115,10 +136,15 @@ def make(case):
     model = make_model(CONFIGS[case](), "eager")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)
-        for weight in model.parameters():
+        for key, weight in model.named_parameters():
             # Norms and biases differ from their start, so that a lost one shows; matrices are large enough to matter.
             noise = torch.randn_like(weight)
             weight.copy_(noise * 0.1 if weight.dim() > 1 else weight + noise * 0.2)
+            if case.startswith("gemma4") and key.endswith("q_norm.weight"):
+                weight *= 0.2  # Gemma 4 scales scores by nothing else; sharp ones multiply what llama.cpp rounds
+        for key, scale in model.named_buffers():
+            if key.endswith("layer_scalar"):
+                scale.fill_(0.7)
     return model.eval()
 
 
@@ -162,6 +188,59 @@ def test_llama_cpp_computes_what_the_read_model_does(case):
         torch.testing.assert_close(
             torch.tensor([logprob for _, logprob in answer]), expected[ids], rtol=0, atol=5e-3, msg=name
         )
+
+
+def write_gemma4(tmp_path, tokenizer, **changes):
+    further = FURTHER["gemma4"] | changes
+    tensors = {"tensors": FURTHER["gemma4"]["tensors"] | changes.get("tensors", {})}
+    return write_gguf(tmp_path / "model.gguf", make("gemma4"), tokenizer, **further | tensors)
+
+
+@torch.no_grad()
+def test_keys_of_layers_that_share_those_of_others_are_not_read(tokenizer, tmp_path):
+    """Gemma 4's checkpoints have them, and so have the files that are made of these."""
+    keys = {f"blk.4.attn_{name}.weight": torch.randn(32, 32).tolist() for name in ("k", "v")}
+    base = load_base(write_gemma4(tmp_path, tokenizer, tensors=keys | {"blk.4.attn_k_norm.weight": [1.0] * 16}))
+    torch.testing.assert_close(base.model(IDS).logits, make("gemma4")(IDS).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"without": "blk.1.inp_gate.weight"}, "lacks 'model.layers.1.per_layer_input_gate.weight'"),
+        ({"without": "blk.2.layer_output_scale.weight"}, "lacks 'model.layers.2.layer_scalar'"),
+        ({"without": "blk.0.attn_k.weight"}, "lacks 'model.layers.0.self_attn.k_proj.weight'"),
+        ({"without": "blk.1.attn_v.weight"}, "lacks 'model.layers.1.self_attn.v_proj.weight'"),
+        ({"without": "per_layer_token_embd.weight"}, "lacks 'model.embed_tokens_per_layer.weight'"),
+        ({"tensors": {"rope_freqs.weight": [1.0] * 4 + [8.0] * 12}}, "scales positions in a way that is not known"),
+        ({"arch__rope__scaling__type": "linear"}, "scales positions by 'linear'; expected none"),
+        ({"tensors": {"rope_freqs.weight": [1.0] * 8}}, "8 factors of positions, not 16"),
+        ({"tensors": {"a.blk.0.ffn_up.weight": [1.0]}}, "vision or audio layers"),
+        ({"tensors": {"v.blk.0.ffn_up.weight": [1.0]}}, "vision or audio layers"),
+        ({"general__type": "mmproj"}, "contains a GGUF mmproj, not a model"),
+        ({"general__architecture": "gemma4-assistant"}, "of the family 'gemma4-assistant'"),
+        ({"arch__expert_count": 128}, "mixture of experts"),
+        ({"tensors": {"blk.0.ffn_gate_inp.weight": [1.0]}}, "the tensor 'blk.0.ffn_gate_inp.weight'"),
+        ({"arch__attention__sliding_window_pattern": None}, "sliding_window_pattern None; expected"),
+        ({"arch__attention__sliding_window_pattern": 6}, "sliding_window_pattern 6; expected"),
+        ({"arch__attention__sliding_window_pattern": [True] * 5}, "expected a number for all or each layer"),
+        ({"arch__attention__sliding_window_pattern": [True] * 6}, "sliding windows in other layers than Gemma 4"),
+        ({"arch__attention__sliding_window_pattern": [False] * 6}, "expected a number for all or each layer"),
+        ({"arch__attention__shared_kv_layers": 2}, "sliding windows in other layers than Gemma 4"),
+        ({"arch__attention__shared_kv_layers": 2**31}, "sliding windows in other layers than Gemma 4"),
+        ({"arch__attention__key_length_swa": None}, "key_length_swa None; expected a positive number"),
+        ({"arch__attention__head_count_kv": 1}, "of shape"),
+        ({"arch__feed_forward_length": [96] * 6}, "of shape"),
+        ({"arch__feed_forward_length": ["a"] * 6}, "expected a number for all or each layer"),
+        ({"arch__rope__dimension_count_swa": 8}, "rotates a part of a head's features"),
+        ({"arch__embedding_length_per_layer_input": 12}, "of shape"),
+        ({"arch__embedding_length_per_layer_input": 0}, "which its config does not have"),
+    ],
+)
+def test_files_of_gemma_4_that_cannot_be_read_are_refused(changes, message, tokenizer, tmp_path):
+    with pytest.raises(ModelError, match=message) as refusal:
+        load_base(write_gemma4(tmp_path, tokenizer, **changes))
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
 
 
 def test_the_shape_is_known_before_the_file_is_loaded(case):

@@ -1,5 +1,6 @@
 """Tokenizers from GGUF files give llama.cpp's tokens."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,31 +71,60 @@ def test_each_pre_tokenizer_gives_llama_cpps_tokens(vocabulary, tmp_path):
         assert tokenizer.decode(tokenizer.encode(HARD[4]).ids) == HARD[4]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("begins_with_space", [True, False])
-def test_a_vocabulary_of_characters_gives_llama_cpps_tokens(begins_with_space, tmp_path):
-    pytest.importorskip("xllamacpp")
+def characters():
+    """A tokenizer of characters trained on the example notes, and the type of each token in a file."""
     saved = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     saved.normalizer = normalizers.Replace(" ", "▁")
     saved.decoder = decoders.ByteFallback()
     special = ["<unk>", "<|bos|>", "<|eos|>", "<|pad|>", "<|user|>", "<|end|>"]
     octets = [f"<0x{byte:02X}>" for byte in range(256)]
     trainer = trainers.BpeTrainer(vocab_size=1900, special_tokens=special + octets, show_progress=False)
-    saved.train_from_iterator(["▁" + word for text in NOTES for word in text.split()], trainer)
+    breaks = 99 * ["\n", "\n\n", "\n\n\n"]
+    saved.train_from_iterator(["▁" + word for text in NOTES for word in text.split()] + breaks, trainer)
     size = saved.get_vocab_size()
-    kinds = [2] + [3] * 5 + [6] * 256 + [1] * (size - 262)
+    return saved, [2] + [3] * 5 + [6] * 256 + [1] * (size - 262) + [5] * (2000 - size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"tokenizer__ggml__model": "llama", "tokenizer__ggml__add_space_prefix": True},
+        {"tokenizer__ggml__model": "llama", "tokenizer__ggml__add_space_prefix": False},
+        # llama.cpp ignores that no BOS is added.
+        {"tokenizer__ggml__model": "gemma4", "tokenizer__ggml__add_bos_token": False},
+    ],
+    ids=str,
+)
+def test_a_vocabulary_of_characters_gives_llama_cpps_tokens(rules, tmp_path):
+    pytest.importorskip("xllamacpp")
+    saved, kinds = characters()
     path = write(
         tmp_path / "model.gguf",
         wrapped(saved),
-        tokenizer__ggml__model="llama",
         tokenizer__ggml__scores=[-float(max(0, number - 262)) for number in range(2000)],
-        tokenizer__ggml__token_type=kinds + [5] * (2000 - size),
-        tokenizer__ggml__add_space_prefix=begins_with_space,
+        tokenizer__ggml__token_type=kinds,
         tokenizer__ggml__unknown_token_id=0,
+        **rules,
     )
     (tokenizer,) = tokenizers_that_agree([path])
     ids = tokenizer.encode("the old map 日本", add_special_tokens=False).ids
     assert tokenizer.decode(ids) == "the old map 日本"
+
+
+def test_merges_that_part_line_breaks_of_one_token_are_refused(tmp_path):
+    """llama.cpp keeps such line breaks whole."""
+    saved, kinds = characters()
+    merges = [" ".join(pair) for pair in json.loads(saved.to_str())["model"]["merges"] if "\n" not in "".join(pair)]
+    path = write(
+        tmp_path / "model.gguf",
+        wrapped(saved),
+        tokenizer__ggml__model="gemma4",
+        tokenizer__ggml__merges=merges,
+        tokenizer__ggml__token_type=kinds,
+    )
+    with pytest.raises(ModelError, match="merges that part line breaks of one token"):
+        read_gguf_tokenizer(resolve(path))
 
 
 def test_special_tokens_and_chat_template_come_from_the_file(vocabulary, tmp_path):

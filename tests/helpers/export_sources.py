@@ -11,6 +11,7 @@ from stored_adapter import RECORD
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Lfm2Config,
     LlamaConfig,
@@ -77,8 +78,22 @@ GEMMA_2 = {
     "query_pre_attn_scalar": 32,
 }
 GEMMA_3 = SIZES | WINDOW | {"num_hidden_layers": 6, "head_dim": 32, "query_pre_attn_scalar": 32}
+PROPORTIONAL_ROPE = ROPE | {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+GEMMA_4 = (
+    SIZES
+    | WINDOW
+    | {
+        "num_hidden_layers": 4,
+        "layer_types": 2 * ["sliding_attention", "full_attention"],
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "vocab_size_per_layer_input": 320,
+        "rope_parameters": {"full_attention": PROPORTIONAL_ROPE, "sliding_attention": LOCAL_ROPE},
+    }
+)
 DELTA = SIZES | {
     "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-6,
     "head_dim": 32,
     "full_attention_interval": 2,
     "linear_num_key_heads": 2,
@@ -103,6 +118,16 @@ FAMILIES = {
     ),
     "gemma3-linear": lambda: Gemma3TextConfig(
         **GEMMA_3, rope_parameters={"full_attention": LINEAR_ROPE, "sliding_attention": LOCAL_ROPE}
+    ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **GEMMA_4,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=32,
+        final_logit_softcapping=8.0,
+    ),
+    "gemma4-keys-as-values": lambda: Gemma4TextConfig(
+        **GEMMA_4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0
     ),
     "phi3": lambda: Phi3Config(**UNTIED, rope_parameters=ROPE | {"partial_rotary_factor": 0.5}),
     "lfm2": lambda: Lfm2Config(
@@ -132,9 +157,14 @@ def make_source(folder: Path, family: str, tokenizer=None, **changes) -> Path:
     model = make_model(config, "eager")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(3)
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms and biases, which are ones and zeros in new models
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+            if config.model_type == "gemma4_text" and name.endswith("q_norm.weight"):
+                parameter *= 0.2  # nothing else scales scores; sharp ones multiply what llama.cpp rounds
+        for name, scale in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                scale.fill_(0.7)
     model.save_pretrained(folder)
     (tokenizer or make_tokenizer()).save_pretrained(folder)
     return folder

@@ -11,16 +11,19 @@ from gguf import GGMLQuantizationType as Kind
 
 # Families whose queries and keys llama.cpp rotates in pairs, and whose norms it stores as 1 + w.
 PAIRED, FROM_ONE = ("llama", "smollm3"), ("gemma", "gemma2", "gemma3", "qwen35")
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "gemma4_text": "gemma4", "qwen3_5_text": "qwen35"}
 
 
-def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors=None, **metadata) -> Path:
+def write_gguf(
+    path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors=None, without=None, **metadata
+) -> Path:
     """Writes a model and its byte-level tokenizer.
 
     Args:
         kind: the type of all matrices whose rows it fits; others are in fp32.
         pre: the name of the pre-tokenizer.
         tensors: further tensors by name.
+        without: the name of a tensor that is left out.
         metadata: further values, other ones, or None for none, by key; "__" stands for a dot, "arch" for the family.
     """
     config = model.config
@@ -46,8 +49,9 @@ def write_gguf(path: Path, model, tokenizer, kind=Kind.F32, pre="gpt-2", tensors
             fits = data.ndim == 2 and data.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
             made[same] = gguf.quantize(data, kind) if fits and kind != Kind.F32 else data, kind if fits else None
         data, raw_dtype = made[same]
-        key = key.replace(".dt_bias", ".dt_proj.bias")
-        writer.add_tensor(names.get_name(key, (".weight", ".bias")), data, raw_dtype=raw_dtype)
+        key = key.replace(".dt_bias", ".dt_proj.bias").replace("layer_scalar", "layer_scalar.weight")
+        if (named := names.get_name(key, (".weight", ".bias"))) != without:
+            writer.add_tensor(named, data, raw_dtype=raw_dtype)
     for key, values in (tensors or {}).items():
         writer.add_tensor(key, np.array(values, dtype=np.float32))
     finish(writer)
@@ -70,22 +74,23 @@ def finish(writer) -> None:
 def common_metadata(name, config) -> dict:
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    of_layers = [*config.per_layer_config]
+    head_size = getattr(of_layers[-1], "head_dim", None) or config.hidden_size // config.num_attention_heads
     values = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": of_layers[-1].num_key_value_heads,
         "attention.key_length": head_size,
         "attention.value_length": head_size,
         "attention.layer_norm_rms_epsilon": float(getattr(config, "norm_eps", None) or config.rms_norm_eps),
         "rope.freq_base": float(rope["rope_theta"]),
-        "rope.dimension_count": int(head_size * rope.get("partial_rotary_factor", 1)),
+        "rope.dimension_count": int(head_size * (rope.get("partial_rotary_factor", 1) if name != "gemma4" else 1)),
         "vocab_size": config.vocab_size,
     }
-    if name in ("gemma2", "gemma3", "phi3"):
+    if name in ("gemma2", "gemma3", "gemma4", "phi3"):
         values["attention.sliding_window"] = config.sliding_window
     if name == "gemma2":
         values["attn_logit_softcapping"] = float(config.attn_logit_softcapping)
@@ -101,7 +106,27 @@ def common_metadata(name, config) -> dict:
         values["ssm.group_count"] = config.linear_num_key_heads
         values["ssm.time_step_rank"] = config.linear_num_value_heads
         values["ssm.inner_size"] = config.linear_num_value_heads * config.linear_value_head_dim
+    if name == "gemma4":
+        values |= gemma4_metadata(config, of_layers)
     return {f"{name}.{key}": value for key, value in values.items() if value is not None}
+
+
+def gemma4_metadata(config, of_layers) -> dict:
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    local, own = of_layers[0].head_dim, config.num_hidden_layers - config.num_kv_shared_layers
+    sizes = [config.intermediate_size * (2 if number >= own else 1) for number in range(config.num_hidden_layers)]
+    return {
+        "attention.sliding_window_pattern": windows,
+        "attention.shared_kv_layers": config.num_kv_shared_layers,
+        "attention.key_length_swa": local,
+        "attention.value_length_swa": local,
+        "attention.head_count_kv": [layer.num_key_value_heads for layer in of_layers],
+        "rope.dimension_count_swa": local,
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "final_logit_softcapping": config.final_logit_softcapping,
+        "feed_forward_length": sizes if config.use_double_wide_mlp else config.intermediate_size,
+    }
 
 
 def tokenizer_metadata(tokenizer, pre: str, size: int) -> dict:

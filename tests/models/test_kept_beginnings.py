@@ -66,7 +66,7 @@ def test_a_continued_text_computes_only_the_new_turn(sizes):
 
 
 @pytest.mark.parametrize("family", WITH_STATES)
-def test_a_state_goes_on_where_the_last_prompt_ended_and_begins_again_before_that(family, sizes):
+def test_a_state_goes_on_from_shortly_before_the_end_of_the_last_prompt(family, sizes):
     model = WITH_STATES[family]().eval()
     prompts = [[*COMMON[:size], 20] for size in (1, 2, 9)] + [[*COMMON[:9], 20, 21, 22, 23]]
     prompts += [prompts[-1], [*COMMON[:4], 30], [*COMMON[:4], 30, *range(40, 140)]]
@@ -79,7 +79,8 @@ def test_a_state_goes_on_where_the_last_prompt_ended_and_begins_again_before_tha
         firsts.append(sum(found) - max(0, len(tokens) - 1))
         torch.testing.assert_close(decoder.next_logits(prompt, 2), wanted, rtol=1e-4, atol=1e-5)
         write(decoder, prompt)
-    assert firsts == [2, 2, 8, 4, 1, 5, 101]
+    # Logits of a text that is shorter than what is kept begin again.
+    assert firsts == [2, 3, 10, 12, 9, 1, 105]
 
 
 def test_a_state_outside_of_the_cache_is_not_kept(sizes):
@@ -145,16 +146,16 @@ def test_a_model_in_use_computes_everything_again_after_each_change(two_layer_fo
             parameter.data.add_(0.05 * (seed + 1))
         in_use.use_adapter(adapter, two_layer_folder, SimpleNamespace(prompts="text"))
         others.append(text(kept=False))
-        assert text(kept=True) == others[-1]
         assert text(kept=False, with_adapter=False) == plain
-        assert text(kept=False) == others[-1]
+        assert text(kept=True) == others[-1]
+        assert text(kept=True, with_adapter=False) == plain
         in_use.load(silent, recipe)  # for a training, which changes weights
         text(kept=False)
         in_use.detach_adapter()
         assert text(kept=False) == plain
     assert len({tuple(each) for each in (plain, *others)}) == 3
     in_use.release()
-    assert in_use._decoder is None
+    assert not in_use._decoders
 
 
 def test_a_failed_call_and_a_batch_keep_nothing(sizes):

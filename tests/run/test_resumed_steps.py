@@ -8,7 +8,7 @@ from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, checkpoint_of, person
 from sebp_edge import AdapterStore
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import MemoryOptions
-from sebp_edge.engine.sparse.patches.stops import _Checked
+from sebp_edge.engine.sparse.patches import stops
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.recovery import RecoveringLearner
 from sebp_edge.errors import Paused
@@ -24,21 +24,28 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("method", ["__call__", "_check_backward"])
+@pytest.mark.parametrize("way", ["forward", "backward"])
 def test_a_pause_within_a_micro_batch_discards_it_and_waits_for_one_layer_at_most(
-    model, notes, whole, tmp_path, monkeypatch, method
+    model, notes, whole, tmp_path, monkeypatch, way
 ):
-    store, run, layers = AdapterStore(tmp_path / "store"), getattr(_Checked, method), []
+    store, run, layers = AdapterStore(tmp_path / "store"), stops._run_checked, []
 
-    def pausing(checked, *given, **options):
-        layers.append(any(isinstance(event, StepDone) for event in paused.events))
-        if layers.count(True) == 3:
-            assert paused.pause()
-        return run(checked, *given, **options)
+    def run_checked(forward, check, *given, **options):
+        now = "forward"
+
+        def pausing():
+            if now == way:
+                layers.append(any(isinstance(event, StepDone) for event in paused.events))
+                if layers.count(True) == 3:
+                    assert paused.pause()
+            check()
+
+        output, now = run(forward, pausing, *given, **options), "backward"
+        return output
 
     paused = personalizer(model, store)
     with monkeypatch.context() as patch:
-        patch.setattr(_Checked, method, pausing)
+        patch.setattr(stops, "_run_checked", run_checked)
         with pytest.raises(Paused):
             paused.adapt(notes[30], activate_anyway=True)
     assert layers.count(True) == 3

@@ -27,8 +27,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.fingerprint import file_fingerprint
-from sebp_edge.engine.models.gguf.families import GgufModel
 from sebp_edge.engine.models.gguf.quantised import TYPES, QuantType, dequantise
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.loading import local_tokenizer, model_from_config
 from sebp_edge.export.export_result import ExportProgress
 from sebp_edge.export.gguf_file import write_model
@@ -116,8 +116,9 @@ class RandomWeights:
 def write_shape(folder: Path, name: str, quant: str) -> Path:
     """Writes a GGUF file with random weights of a known model's shape, and the bundled tokenizer."""
     model, file = model_from_config(resolve(name)), folder / f"{name}-{quant}.gguf"
-    tokenizer = GgufTokenizer(local_tokenizer(resolve("tiny")), model.config.vocab_size)
-    write_model(file, name, GgufModel(model.config), tokenizer, RandomWeights(model), quant, ExportProgress())
+    gguf = GgufModel(model.config)
+    tokenizer = GgufTokenizer(local_tokenizer(resolve("tiny")), model.config.vocab_size, gguf.arch)
+    write_model(file, name, gguf, tokenizer, RandomWeights(model), quant, ExportProgress())
     return file
 
 

@@ -33,7 +33,7 @@ from models import known_config
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.completion import complete_text
 from sebp_edge.engine.models.decoding import Decoder
-from sebp_edge.engine.models.gguf.families import GgufModel
+from sebp_edge.engine.models.gguf.writer import GgufModel
 from sebp_edge.engine.models.loading import local_tokenizer
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.engine.models.vocabulary import Vocabulary
@@ -181,8 +181,9 @@ def llama_cpp(folder: Path, name: str, model) -> Write:
         model.save_pretrained(source)
     tokenizer = local_tokenizer(resolve(name if Path(name).is_dir() else "tiny"))
     weights, file = MergedWeights(model, source, None), folder / "model.gguf"
-    kind = GgufTokenizer(tokenizer, model.config.vocab_size)
-    write_model(file, "model", GgufModel(model.config), kind, weights, "f32", lambda *_: None)
+    gguf = GgufModel(model.config)
+    kind = GgufTokenizer(tokenizer, model.config.vocab_size, gguf.arch)
+    write_model(file, "model", gguf, kind, weights, "f32", lambda *_: None)
     options = xllamacpp.CommonParams()
     options.model.path = str(file)
     options.n_ctx, options.n_parallel, options.n_gpu_layers, options.verbosity = LONG + NEW + 16, 1, 0, 0

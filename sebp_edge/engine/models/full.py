@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from sebp_edge.basics.weights import WeightsFile, raising_adapter_error
+from sebp_edge.basics.weights import WeightsFile, raising_adapter_error, saved_tensors
 from sebp_edge.engine.models.loading import BaseModel, without_progress_bars
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
 
@@ -106,9 +106,3 @@ def open_weights(folder: Path) -> WeightsFile:
             "--fresh (fresh=True), or export it with the sebp-edge that saved it."
         )
     return WeightsFile(folder / FullWeights.FILE)
-
-
-def saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors to save, by name; a tied weight, which the state dict has twice, only once."""
-    own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
-    return ((name, tensor) for name, tensor in model.state_dict().items() if name in own)

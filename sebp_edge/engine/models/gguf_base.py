@@ -4,6 +4,7 @@ transformers reads such files too, but holds all dequantised weights at once, an
 Llama 3.1.
 """
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sebp_edge.basics.stopping import Check
-from sebp_edge.engine.models.gguf.families import config_of, read_weight, shape_of_weight, weight_names
+from sebp_edge.basics.weights import saved_tensors
 from sebp_edge.engine.models.gguf.file import GgufFile
+from sebp_edge.engine.models.gguf.reader import config_of, read_weight, shape_of_weight, weight_names
 from sebp_edge.engine.models.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
 from sebp_edge.engine.models.soundness import refuse_too_many_modules
 from sebp_edge.errors import ModelError
@@ -62,8 +64,11 @@ def lazy_weights(
 ) -> dict[str, "_LazyWeight"]:
     """Returns the weights of a model by name; each is read when it is needed, after a check that may raise."""
     names, lock = refuse_unknown(file), threading.Lock()
-    expected = {name: tuple(weight.shape) for name, weight in on_meta.named_parameters()}
+    expected = {name: tuple(weight.shape) for name, weight in saved_tensors(on_meta)}
+    # Of layers that share the keys of others, files have keys that nothing reads.
+    unread = on_meta.base_model._keys_to_ignore_on_load_unexpected or ()
     missing, unknown = sorted(expected.keys() - names.keys()), sorted(names.keys() - expected.keys())
+    unknown = [name for name in unknown if not any(re.search(pattern, name) for pattern in unread)]
     if missing or unknown:
         what = f"lacks {missing[0]!r}" if missing else f"has {names[unknown[0]]!r}, which its config does not have"
         raise ModelError(f"{file.name!r} {what}; download it again, or another file of the model.")

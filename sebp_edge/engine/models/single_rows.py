@@ -29,27 +29,35 @@ from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy
 
 # Smaller weights are read sooner than threads are woken.
 MIN_ELEMENTS = 2**16
+# So many tokens before a prompt's last are not kept: they become others as the text goes on.
+UNSETTLED = 8
 # Where the trial's text is cut: within the reach of short convolutions, and beyond.
-CUTS = (2, 3, 4, 12, 30)
+CUTS = (2, 3, 11, 12, 13, 30)
 
 
 class Beginning:
-    """What a model's cache holds after all tokens of a prompt but the last; `tokens` are these."""
+    """What a model's cache holds after the first tokens of a prompt, all but its last ones; `tokens` are these."""
 
     def __init__(self):
         self.tokens: list[int] = []
         self._cache: Cache | None = None
 
     def after(self, model: PreTrainedModel, prompt: list[int]) -> Cache:
-        """Computes those of a prompt's tokens, without the last, that are not kept; returns a copy of the cache."""
+        """Returns a cache of all tokens of a prompt but the last; computes those that are not kept."""
         tokens, cache, self.tokens, self._cache = self.tokens, self._cache, [], None
         if cache is None or tokens != prompt[:-1][: len(tokens)]:
             tokens, cache = [], DynamicCache(config=model.config.get_text_config())
-        if rest := prompt[len(tokens) : -1]:
-            ids = torch.tensor([rest], device=model.device)
+        settled = tokens + prompt[len(tokens) : -1 - UNSETTLED]
+        self._add(model, cache, settled[len(tokens) :])
+        self.tokens, self._cache = settled, cache
+        own = copy.deepcopy(cache)
+        self._add(model, own, prompt[len(settled) : -1])
+        return own
+
+    def _add(self, model: PreTrainedModel, cache: Cache, tokens: list[int]) -> None:
+        if tokens:
+            ids = torch.tensor([tokens], device=model.device)
             model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        self.tokens, self._cache = prompt[:-1], cache
-        return copy.deepcopy(cache)
 
 
 def goes_on(model: PreTrainedModel) -> bool:

@@ -110,6 +110,16 @@ class GgufFile:
             raise ModelError(f"{self.name!r} has {key} {value}; expected a positive number.")
         return value
 
+    def by_layer(self, key: str, layers: int, kind: type[T] = int, default: T | None = None) -> list[T]:
+        """Returns a value of the family's metadata for each layer, or in a list the one for all; not all may be 0."""
+        key = f"{self.architecture}.{key}"
+        value = self.metadata.get(key, default)
+        values = value if isinstance(value, list) else [value]
+        is_sound = all(type(each) is kind and 0 <= each < 2**31 for each in values) and any(values)
+        if not is_sound or len(values) not in (1, layers):
+            raise ModelError(f"{self.name!r} has {key} {str(value)[:40]}; expected a number for all or each layer.")
+        return values
+
     def forget_tokenizer(self) -> None:
         """Frees the tokenizer's values, tens of bytes for each token and each merge."""
         self.metadata = {key: value for key, value in self.metadata.items() if not key.startswith("tokenizer.")}

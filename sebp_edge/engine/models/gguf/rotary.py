@@ -44,21 +44,32 @@ def read_rope(file: GgufFile, head_size: int, context: int) -> dict[str, Any]:
     scaling = file.get(f"{file.architecture}.rope.scaling.type", str, "none")
     if "rope_factors_long.weight" in file.tensors and file.architecture == "phi3":
         return rope | _read_longrope(file, context)
-    if scaling == "linear":
+    is_gemma4 = file.architecture == "gemma4"
+    if scaling == "linear" and not is_gemma4:
         return rope | {"rope_type": "linear", "factor": file.positive(float, "rope.scaling.factor")}
     if scaling != "none":
-        raise ModelError(f"{file.name!r} scales positions by {scaling[:20]!r}; expected none or linear.")
-    return rope | _read_llama3(file, size, rope["rope_theta"]) if "rope_freqs.weight" in file.tensors else rope
+        raise ModelError(
+            f"{file.name!r} scales positions by {scaling[:20]!r}; expected none{' or linear' * (not is_gemma4)}."
+        )
+    if "rope_freqs.weight" in file.tensors:
+        return _read_factors(file, size, rope)
+    if is_gemma4:
+        raise ModelError(f"{file.name!r} lacks 'rope_freqs.weight'; download it again, or another file of the model.")
+    return rope
 
 
-def _read_llama3(file: GgufFile, size: int, theta: float) -> dict[str, Any]:
-    """Returns the parameters of Llama 3.1's scaling, if they give the factors in the file."""
+def _read_factors(file: GgufFile, size: int, rope: dict[str, Any]) -> dict[str, Any]:
+    """Returns the parameters of Llama 3.1's scaling, or of Gemma 4's share, if they give the factors in the file."""
     found = file.read("rope_freqs.weight")
-    factor = float(found.max())
-    expected = _llama3_factors({"rope_theta": theta, "factor": factor, **_LLAMA3_ROPE}, size)
-    if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-4):
-        raise ModelError(f"{file.name!r} scales positions in a way that is not known; expected that of Llama 3.1.")
-    return {"rope_type": "llama3", "factor": round(factor, 4), **_LLAMA3_ROPE}
+    if file.architecture == "gemma4":
+        rope |= {"rope_type": "proportional", "partial_rotary_factor": float((found == 1).float().mean())}
+    else:
+        rope |= {"rope_type": "llama3", "factor": round(float(found.max()), 4), **_LLAMA3_ROPE}
+    if not torch.allclose(found, _factors(rope, size), rtol=1e-4):
+        raise ModelError(
+            f"{file.name!r} scales positions in a way that is not known; expected that of Llama 3.1, or Gemma 4's own."
+        )
+    return rope
 
 
 def _read_longrope(file: GgufFile, context: int) -> dict[str, Any]:
@@ -80,6 +91,8 @@ def add_rope(writer: GGUFWriter, config, head_size: int) -> bool:
     """Writes the settings of rotary embeddings; returns False if llama.cpp lacks their kind."""
     rope = rope_of(config)
     kind, share = rope["rope_type"], rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
+    if kind == "proportional":
+        share = 1.0  # which llama.cpp has as factors
     writer.add_rope_dimension_count(int(head_size * (share or 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     if kind == "linear":
@@ -90,21 +103,26 @@ def add_rope(writer: GGUFWriter, config, head_size: int) -> bool:
         writer.add_rope_scaling_orig_ctx_len(original)
         usual = _longrope_attention_factor(config.max_position_embeddings, original)
         writer.add_rope_scaling_attn_factors(rope.get("attention_factor") or usual)
+    if writer.arch == "gemma4":
+        return kind == "proportional" and rope.get("factor", 1.0) == 1.0
     return kind in ("default", "linear", "llama3", "longrope")
 
 
 def rope_tensors(config, head_size: int) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of a config's rotary embeddings, by their names in files."""
     rope = rope_of(config)
-    if rope["rope_type"] == "llama3":
-        yield "rope_freqs.weight", _llama3_factors(rope, head_size)
+    if rope["rope_type"] in ("llama3", "proportional"):
+        yield "rope_freqs.weight", _factors(rope, head_size)
     elif rope["rope_type"] == "longrope":
         for length in ("long", "short"):
             yield f"rope_factors_{length}.weight", torch.tensor(rope[f"{length}_factor"], dtype=torch.float32)
 
 
-def _llama3_factors(rope: Mapping, size: int) -> Tensor:
-    """Returns by what Llama 3.1 divides each rotary frequency, as transformers computes it."""
+def _factors(rope: Mapping, size: int) -> Tensor:
+    """Returns by what Llama 3.1 divides each rotary frequency, as transformers computes it; Gemma 4 rotates a share."""
+    if rope["rope_type"] == "proportional":
+        rotated = int(rope.get("partial_rotary_factor", 1.0) * size // 2)
+        return torch.tensor([1.0] * rotated + [1e30] * (size // 2 - rotated))
     frequencies = 1.0 / (rope["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size))
     wavelengths, original = 2 * math.pi / frequencies, rope["original_max_position_embeddings"]
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]

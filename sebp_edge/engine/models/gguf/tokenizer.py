@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from sebp_edge.engine.models.gguf.file import GgufFile
 from sebp_edge.errors import ModelError
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 # In characters, far above known models. Joins of tokens take time with the square of their lengths.
 _LONGEST, _MAX_CHARACTERS = 1024, 2**23
@@ -75,10 +75,12 @@ def tokenizer_of(file: GgufFile) -> Tokenizer:
         raise ModelError(f"{file.name!r} has {len(tokens)} tokens, but types of {len(types)}; download it again.")
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(file, tokens)
-    elif kind == "llama":
-        tokenizer, adds_bos = _sentencepiece(file, tokens, types), True
+    elif kind in ("llama", "gemma4"):
+        tokenizer, adds_bos = _sentencepiece(file, tokens, types, is_gemma4=kind == "gemma4"), True
     else:
-        raise ModelError(f"{file.name!r} has a tokenizer of the kind {kind[:20]!r}; expected 'gpt2' or 'llama'.")
+        raise ModelError(
+            f"{file.name!r} has a tokenizer of the kind {kind[:20]!r}; expected 'gpt2', 'llama' or 'gemma4'."
+        )
     _add_special_tokens(file, tokenizer, tokens, types)
     _add_template(file, tokenizer, tokens, adds_bos=adds_bos)
     return tokenizer
@@ -115,13 +117,7 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
             f"{', '.join(PRE_TOKENIZERS)}."
         )
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    merges = file.get("tokenizer.ggml.merges", list, [])
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges if isinstance(merge, str) and " " in merge]
-    if len(pairs) < len(merges):
-        raise ModelError(f"{file.name!r} has damaged merges in its tokenizer; download it again.")
-    # llama.cpp ignores merges whose result is not a token.
-    pairs = [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
-    tokenizer = Tokenizer(BPE(vocabulary, pairs, ignore_merges=name in WHOLE_WORDS))
+    tokenizer = Tokenizer(BPE(vocabulary, _merges(file, vocabulary), ignore_merges=name in WHOLE_WORDS))
     rules = [pre_tokenizers.Split(Regex(rule), "isolated") for rule in PRE_TOKENIZERS[name]]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*rules, to_bytes])
@@ -129,21 +125,38 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
     return tokenizer, name in WHOLE_WORDS
 
 
-def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int]) -> Tokenizer:
-    """Returns a tokenizer of characters, with bytes for unknown ones.
+def _merges(file: GgufFile, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    merges = file.get("tokenizer.ggml.merges", list, [])
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges if isinstance(merge, str) and " " in merge]
+    if len(pairs) < len(merges):
+        raise ModelError(f"{file.name!r} has damaged merges in its tokenizer; download it again.")
+    # llama.cpp ignores merges whose result is not a token.
+    return [pair for pair in pairs if {*pair, "".join(pair)} <= vocabulary.keys()]
 
-    llama.cpp joins the two neighbours whose result has the highest score; so do merges in the order of scores.
-    """
+
+def _by_scores(file: GgufFile, tokens: list[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """Returns merges in the order of scores: llama.cpp joins the two neighbours whose result has the highest one."""
     scores = file.get("tokenizer.ggml.scores", list, [])
     if len(scores) != len(tokens):
         raise ModelError(f"{file.name!r} has {len(tokens)} tokens, but {len(scores)} scores; download it again.")
-    vocabulary = {token: number for number, token in enumerate(tokens)}
     best_first = sorted(range(len(tokens)), key=lambda number: (-scores[number], number))
-    merges = [pair for number in best_first for pair in _halves(tokens[number], vocabulary)]
+    return [pair for number in best_first for pair in _halves(tokens[number], vocabulary)]
+
+
+def _sentencepiece(file: GgufFile, tokens: list[str], types: list[int], *, is_gemma4: bool) -> Tokenizer:
+    """Returns a tokenizer of characters, with bytes for unknown ones; Gemma 4's is split at line breaks."""
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = _merges(file, vocabulary) if is_gemma4 else _by_scores(file, tokens, vocabulary)
     unknown = _token(file, tokens, "unknown") or next(iter(_of_type(tokens, types, _UNKNOWN)), None)
     tokenizer = Tokenizer(BPE(vocabulary, merges, unk_token=unknown, byte_fallback=True, fuse_unk=True))
+    begins_with_space = not is_gemma4 and file.get("tokenizer.ggml.add_space_prefix", bool, True)
+    if is_gemma4:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
+        # llama.cpp keeps line breaks whole that are a token, whatever the merges are.
+        breaks = [token for token in _of_type(tokens, types, _NORMAL) if not token.strip("\n")]
+        if any(len(tokenizer.encode(each).ids) > 1 for each in breaks):
+            raise ModelError(f"{file.name!r} has merges that part line breaks of one token; download it again.")
     replace = normalizers.Replace(" ", _SPACE)
-    begins_with_space = file.get("tokenizer.ggml.add_space_prefix", bool, True)
     tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if begins_with_space else replace
     )
@@ -182,6 +195,8 @@ def _add_special_tokens(file: GgufFile, tokenizer: Tokenizer, tokens: list[str],
 def _add_template(file: GgufFile, tokenizer: Tokenizer, tokens: list[str], *, adds_bos: bool) -> None:
     adds = {"bos": adds_bos, "eos": False}
     adds = {role: file.get(f"tokenizer.ggml.add_{role}_token", bool, default) for role, default in adds.items()}
+    if file.get("tokenizer.ggml.model", str) == "gemma4":
+        adds["bos"] = True  # as in llama.cpp, whatever the file says
     found: dict[str, Any] = {role: _token(file, tokens, role) for role in adds if adds[role]}
     found = {role: token for role, token in found.items() if token is not None}
     if not found:
