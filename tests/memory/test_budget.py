@@ -27,7 +27,7 @@ from sebp_edge.values.example import Example
 @pytest.mark.slow
 @pytest.mark.usefixtures("gpu_with_bf16")
 def test_the_first_choice_that_fits_is_taken_and_its_neighbours_are_reported(shape_3b):
-    dataset, shape = make_dataset(20), dataclasses.replace(shape_3b, blocks=shape_3b.blocks[:6])
+    dataset, shape = make_dataset(20), shape_3b.with_blocks(shape_3b.blocks[:6])
     plans = all_plans(lambda size: plan_3b(shape, size, dataset), "80GB")
     assert (plans[0].chosen.options, plans[0].larger) == (FASTEST, None)
     assert len(plans) > 8
