@@ -55,19 +55,19 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_009
+MAX_LINES = 51_904
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
-    "basics": 946,
+    "basics": 957,
     "basics.pages": 257,
     "cli": 2_974,
     "engine": 9,
     "engine.memory": 1_747,
-    "engine.models": 4_763,
+    "engine.models": 4_757,
     "engine.models.gguf": 1_389,
-    "engine.sparse": 1_626,
-    "engine.sparse.patches": 2_658,
+    "engine.sparse": 1_643,
+    "engine.sparse.patches": 2_516,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_987,
     "export": 1_854,
@@ -76,8 +76,8 @@ MAX_LINES_OF_ROOM = {
     "reading": 6_415,
     "research": 1_698,
     "run": 5_843,
-    "serve": 3_809,
-    "store": 2_864,
+    "serve": 3_811,
+    "store": 2_865,
     "values": 1_801,
 }
 MAX_ENTRIES_AT_ROOT = 20
@@ -278,15 +278,9 @@ def test_no_room_outgrows_its_cap():
 
 
 def test_tests_do_not_outgrow_their_caps():
-    files = [*(ROOT / "tests").rglob("*.py")]
-    replaced = [
-        node
-        for path in files
-        for node in nodes_of(path)
-        if isinstance(node, ast.Attribute) and node.attr in ("setattr", "delattr")
-    ]
-    assert len(replaced) <= MAX_REPLACED_ATTRIBUTES
-    assert sum(path.read_text(encoding="utf-8").count("\n") for path in files) <= MAX_LINES_OF_TESTS
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    assert sum(len(re.findall(r"\.(?:setattr|delattr)\b", text)) for text in texts) <= MAX_REPLACED_ATTRIBUTES
+    assert sum(text.count("\n") for text in texts) <= MAX_LINES_OF_TESTS
 
 
 def test_the_root_has_few_entries():

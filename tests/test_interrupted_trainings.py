@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import make_sentences
-from learnt import RECIPE
+from learnt import RECIPE, logits
 from safetensors.torch import load_file
 
 from sebp_edge.errors import Interrupted, MachineError, NonFiniteLoss, StorageError
@@ -30,12 +30,6 @@ pytestmark = pytest.mark.usefixtures("unassessed")
 @pytest.fixture
 def make(make):
     return functools.partial(make, recipe=RECIPE)
-
-
-def logits(personalizer, model=None):
-    model = model or personalizer.in_use.adaptation.model
-    with torch.no_grad():
-        return model(torch.arange(7, 27)[None]).logits
 
 
 def interrupt_at(step, error):

@@ -17,13 +17,6 @@ from sebp_edge.events import Evaluated, NameInUse, Notice
 pytestmark = pytest.mark.usefixtures("unassessed")
 
 
-@pytest.fixture
-def adapted(adapt, after_learning):
-    """The command that adapts a model to a folder of notes, which are learnt already."""
-    after_learning(AdapterStore())
-    return adapt
-
-
 @pytest.mark.slow
 def test_it_learns_on_and_improves(make_quick):
     """The new notes' vocabulary and order of words are those of the old ones."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from builders import make_llama, make_sentences
-from learnt import RECIPE
+from learnt import RECIPE, logits
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -29,12 +29,6 @@ NO_GAIN = RECIPE.replace(learning_rate=1e-12)
 @pytest.fixture
 def make(make):
     return functools.partial(make, recipe=RECIPE)
-
-
-def logits(personalizer, model=None):
-    model = model or personalizer.in_use.adaptation.model
-    with torch.no_grad():
-        return model(torch.arange(7, 27)[None]).logits
 
 
 @pytest.mark.usefixtures("assessed")
@@ -108,24 +102,6 @@ def test_a_slow_run_announces_its_duration(make, notes_folder, machine):
     assert re.search(r"Training will take about \d+(\.\d)? (min|h) on this CPU; a smaller model", notices[0])
 
 
-@pytest.mark.slow
-def test_few_documents_are_tested_with_folds(make):
-    events = []
-    result = make(on_event=events.append).adapt(make_sentences(6, words=60))
-    phases = [event.phase for event in events if isinstance(event, TrainingStarted)]
-    assert phases == ["fold 1", "fold 2", "fold 3", "all documents"]
-    assert result.trained_on_all
-    tested = [event.test_documents for event in events if isinstance(event, TrainingStarted)]
-    assert sum(tested) == 6
-
-
-@pytest.mark.slow
-def test_one_long_text_is_cut_into_examples_and_not_judged(make):
-    result = make().adapt("\n\n".join(make_sentences(40, words=30)))
-    assert (result.documents, result.verdict) == (1, "not judged")
-    assert result.examples >= 6
-
-
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -180,19 +156,6 @@ def test_a_store_can_be_given_as_a_folder(make, tmp_path):
     assert make(store=str(tmp_path)).store.folder == tmp_path / "adapters"
 
 
-@pytest.mark.slow
-def test_a_failed_or_rejected_adaptation_leaves_the_adapter_in_use(make, notes_folder):
-    personalizer = make(after=True)
-    personalizer.load_adapter("default")
-    before = logits(personalizer)
-    with pytest.raises(TextsError):
-        personalizer.adapt("hello")
-    assert torch.equal(before, logits(personalizer))
-    personalizer.recipe = NO_GAIN
-    assert not personalizer.adapt(notes_folder, fresh=True).passed
-    assert torch.equal(before, logits(personalizer))
-
-
 def test_a_few_questions_with_answers_are_trained_on_or_refused_in_one_sentence(make):
     def records(count, words):
         pairs = zip(make_sentences(count, words=150), make_sentences(count, seed=1, words=words), strict=True)
@@ -225,16 +188,6 @@ def test_out_saves_outside_the_store_and_overwrites_nothing(make, notes_folder, 
         make().adapt(notes_folder, out=out)
 
 
-def test_an_adapter_of_another_base_model_is_refused(make, tmp_path, tokenizer):
-    other = tmp_path / "other-llama"
-    model = make_llama(num_hidden_layers=1)
-    model.model.embed_tokens.weight.data.mul_(1.5)
-    model.save_pretrained(other)
-    tokenizer.save_pretrained(other)
-    with pytest.raises(BaseModelMismatch, match="micro-llama"):
-        make(after=True, model=other).load_adapter("default")
-
-
 @pytest.mark.slow
 def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, model_folder, tmp_path):
     folder = shutil.copytree(model_folder, tmp_path / model_folder.name)
@@ -243,18 +196,6 @@ def test_an_adapter_of_earlier_weights_of_the_same_model_is_refused(make, model_
     model.save_pretrained(folder)
     with pytest.raises(BaseModelMismatch, match="made for other weights of micro-llama; adapt again"):
         make(after=True, model=folder).load_adapter("default")
-
-
-@pytest.mark.slow
-def test_full_fine_tuning_saves_a_model_that_transformers_loads(make, notes_folder):
-    personalizer = make(recipe=RECIPE.replace(method="full", learning_rate=1e-2))
-    before = logits(personalizer, personalizer.in_use.load(silent).model).clone()
-    result = personalizer.adapt(notes_folder)
-    assert result.passed
-    loaded = AutoModelForCausalLM.from_pretrained(result.adapter_path, dtype=torch.float32)
-    torch.testing.assert_close(logits(None, loaded), logits(personalizer), rtol=0.02, atol=0.02)
-    personalizer.in_use.adaptation.detach()
-    assert torch.equal(before, logits(personalizer, personalizer.in_use.base.model))
 
 
 @pytest.fixture

@@ -8,17 +8,9 @@ import sys
 import pytest
 from learnt import NEW, OLD, RECIPE, of_kind
 
-from sebp_edge import AdapterStore
 from sebp_edge.events import JobProgress, JobStarted, NameInUse, PreparationProgress
 
 pytestmark = pytest.mark.usefixtures("unassessed")
-
-
-@pytest.fixture
-def adapted(adapt, after_learning):
-    """The command that adapts a model to a folder of notes, which are learnt already."""
-    after_learning(AdapterStore())
-    return adapt
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from sebp_edge.engine.models.catalog import CATALOG, bundled_config, resolve
+from sebp_edge.values.model_reference import ModelReference
 
 LENGTHS = Path(__file__).with_name("lengths.json")
 SHAPES = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
@@ -26,6 +27,14 @@ def published_sizes(name: str) -> dict:
 def known_config(name: str) -> PretrainedConfig:
     """The config of a model in the catalog or in shapes.toml."""
     return AutoConfig.for_model(**published_sizes(name))
+
+
+def resolve_config(model: str | Path) -> ModelReference:
+    """Like `resolve`, for uses that need a config only: `model` may also be the path of a config.json."""
+    path = Path(model).expanduser()
+    if path.suffix != ".json" or not path.is_file():
+        return resolve(model)
+    return ModelReference(path.parent.name if path.name == "config.json" else path.stem, "local", str(path.absolute()))
 
 
 def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:

@@ -297,3 +297,19 @@ def evaluated(learner, examples):
 def limit_rows(learner, max_rows):
     """Limits the learner's micro-batches to `max_rows` rows."""
     learner.limit = replace(learner.limit, max_rows=max_rows)
+
+
+def gathered(batch) -> ActiveTokens:
+    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
+
+
+def example(length: int, prompt: int = 1, document: int = 0) -> Example:
+    """Makes an example of `length` tokens, the first `prompt` without loss."""
+    ids = list(range(10, 10 + length))
+    return Example(ids, [IGNORE] * prompt + ids[prompt:], document)
+
+
+def refuse_hoisting(model):
+    layer = model.model.layers[1].self_attn
+    forward = layer.forward
+    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))

@@ -1,9 +1,8 @@
-"""Compiles kernels for an architecture without a GPU, and prints what each takes; run it in a process of its own.
+"""Compiles kernels for architectures without a GPU, and prints what each takes; run it in a process of its own.
 
-    python tests/helpers/compiled_kernels.py ARCHITECTURE SHARED_MEMORY [--largest]
+    python tests/helpers/compiled_kernels.py '{"ARCHITECTURE": [SHARED_MEMORY, [PART, ...]], ...}'
 
-Launchers choose the tiles, as they do in a training. A launch compiles, and runs nothing. `--largest` leaves out what
-takes little shared memory everywhere.
+Launchers choose the tiles, as they do in a training. A launch compiles, and runs nothing. `launches` has the parts.
 """
 
 import json
@@ -52,8 +51,8 @@ class NoDriver:
         return 0
 
 
-def compile_all(architecture: int, shared_memory: int, only_largest: bool, watch) -> None:
-    """Compiles the kernels of a training and of products; calls `watch` with each kernel's name and what it became."""
+def compile_all(architecture: int, shared_memory: int, parts: list[str], watch) -> None:
+    """Compiles the kernels of the parts; calls `watch` with each kernel's name and what it became."""
     driver.set_active(NoDriver(architecture))
     torch.Tensor.is_cuda = property(lambda tensor: True)
     torch.cuda.get_device_capability = lambda device=None: divmod(architecture, 10)
@@ -68,24 +67,23 @@ def compile_all(architecture: int, shared_memory: int, only_largest: bool, watch
             watch(kernel.__name__, compiled)
 
     JITFunction.run = compile_only
-    for launch in launches(shared_memory, only_largest):
+    for launch in launches(shared_memory, parts):
         launch()
 
 
-def launches(shared_memory: int, only_largest: bool):
+def launches(shared_memory: int, parts: list[str]):
     """Yields functions that launch the kernels."""
-    for config, is_whole in ((LLAMA, not only_largest), (GEMMA, False)):
+    for config, part in ((LLAMA, "training"), (GEMMA, "largest heads")):
         for launch in kernels_ahead.launches(SimpleNamespace(**config), RANK, torch.device("cpu"), True):
             attends = getattr(getattr(launch, "func", None), "__name__", "") == "attend"
             # Of attention the longest, with both passes.
-            if launch.args[0] == MAX_SHORT_LENGTH if attends else is_whole:
+            if part in parts and (launch.args[0] == MAX_SHORT_LENGTH if attends else part == "training"):
                 yield launch
-    ranks = {torch.bfloat16: lora.MAX_RANK} if only_largest else RANKS
-    for dtype, rank in ranks.items():
-        yield partial(multiply_loras, rank, dtype)
-        yield partial(multiply_rows, dtype, shared_memory)
-    for num_rows in (64, 128):
-        yield partial(multiply_in_4_bits, num_rows)
+    for dtype, rank in RANKS.items():
+        of_dtype = f" in {dtype.itemsize} bytes"
+        yield from [partial(multiply_loras, rank, dtype)] * (f"highest ranks{of_dtype}" in parts)
+        yield from [partial(multiply_rows, dtype, shared_memory)] * (f"products{of_dtype}" in parts)
+    yield from (partial(multiply_in_4_bits, num_rows) for num_rows in (64, 128) if "4 bits" in parts)
 
 
 def multiply_loras(rank, dtype):
@@ -148,10 +146,17 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name: int(re.search(rf"{key}:(\d+)", told)[1]) for name, key in (("registers", "REG"), ("stack", "STACK"))}
 
 
-def tell(name, compiled):
+def tell(architecture, name, compiled):
     taken = {"shared": compiled.metadata.shared, "threads": 32 * compiled.metadata.num_warps}
-    print(json.dumps({"kernel": name} | taken | resources(compiled.asm["cubin"])), flush=True)
+    row = {"architecture": architecture, "kernel": name} | taken | resources(compiled.asm["cubin"])
+    print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    compile_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["--largest"], tell)
+    for architecture, (shared_memory, parts) in json.loads(sys.argv[1]).items():
+        # Triton keeps what it has compiled for the one GPU that a process has.
+        if not (process := os.fork()):
+            compile_all(int(architecture), shared_memory, parts, partial(tell, int(architecture)))
+            sys.exit()
+        if code := os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]):
+            sys.exit(code)

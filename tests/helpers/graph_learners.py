@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import torch
-from builders import make_llama
+from builders import make_llama, outlined
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST
+from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.recovery import RecoveringLearner
 
@@ -53,3 +54,15 @@ def error(found, truth):
         float((one.double() - other.double()).square().sum()) for one, other in zip(found, truth, strict=True)
     )
     return (difference / sum(float(other.double().square().sum()) for other in truth)) ** 0.5
+
+
+def step_gradients(learner, micro_batches):
+    """Runs micro-batches without an update; returns the loss and the gradients."""
+    loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
+    learner.plain._loss.zero_()
+    for group in micro_batches:
+        (micro_batch,) = learner.limit.cut(outlined(learner, group))
+        learner.plain.accumulate(micro_batch, loss_tokens)
+    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
+    learner.plain.update.reset()
+    return float(learner.plain._loss), found

@@ -4,11 +4,12 @@ import functools
 import shutil
 
 import pytest
+import torch
 from builders import make_sentences
 from failing_memory import RECIPE as SMALL
 from quick import skip_assessment
 
-from sebp_edge import Personalizer
+from sebp_edge import AdapterStore, Personalizer
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=1, batch_tokens=200)
 NOTES = make_sentences(40)
@@ -63,3 +64,16 @@ def roles(store, version=1):
 
 def of_kind(personalizer, kind):
     return [event for event in personalizer.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def adapted(adapt, after_learning):
+    """The command that adapts a model to a folder of notes, which are learnt already."""
+    after_learning(AdapterStore())
+    return adapt
+
+
+def logits(personalizer, model=None):
+    model = model or personalizer.in_use.adaptation.model
+    with torch.no_grad():
+        return model(torch.arange(7, 27)[None]).logits

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from command import records, run
-from known_shapes import configs
+from known_shapes import references
 from model_families import MODELS, WITH_STATES
 
 from sebp_edge import Personalizer
@@ -20,7 +20,7 @@ from sebp_edge.engine.memory.known_machine import recall_machine, remember_machi
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.memory.target import Target
 from sebp_edge.engine.memory.this_machine import keep_device, target_of
-from sebp_edge.engine.models.catalog import CATALOG, resolve, resolve_config
+from sebp_edge.engine.models.catalog import CATALOG, resolve
 from sebp_edge.engine.models.four_bits import has_bitsandbytes
 from sebp_edge.engine.models.hub_cache import cache_of_the_hub
 from sebp_edge.engine.models.known_models import BUNDLED, recall_model, remember_model
@@ -53,12 +53,12 @@ def random_text(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, id=str(name)) for name in configs()])
+@pytest.mark.parametrize("name", references())
 def test_the_shapes_that_ship_are_those_that_torch_reads(name):
     """`python tests/helpers/known_shapes.py` writes them."""
     known = json.loads(BUNDLED.read_text())["shapes"]
-    assert set(known) == set(configs())
-    shape = read_shape(resolve_config(configs()[name]))
+    assert set(known) == set(references())
+    shape = read_shape(references()[name])
     assert replace(parse_dataclass(known[name], DecoderShape), name=shape.name) == shape
 
 
@@ -72,7 +72,7 @@ def test_the_models_with_short_names_are_known():
 @pytest.mark.parametrize("family", MODELS | WITH_STATES)
 def test_a_shape_survives_json(family, tmp_path):
     (MODELS | WITH_STATES)[family]().config.save_pretrained(tmp_path)
-    shape = read_shape(resolve_config(tmp_path))
+    shape = read_shape(resolve(tmp_path))
     assert parse_dataclass(json.loads(json.dumps(asdict(shape))), DecoderShape) == shape
 
 

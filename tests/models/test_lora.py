@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, FalconH1Config, MambaConfig, NemotronHConfig
 
 from sebp_edge import Recipe
-from sebp_edge.engine.models.adaptation import attach, load, read_state, restore, save_snapshots, snapshot, trainable
+from sebp_edge.engine.models.adaptation import attach, load, read_state, save_snapshots, snapshot, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.errors import AdapterError, BaseModelMismatch, ModelError
@@ -154,15 +154,6 @@ def test_detach_restores_the_base_model(base):
     assert torch.equal(logits(base.model), before)
 
 
-def test_a_snapshot_is_restored_bitwise(base):
-    adapter = attach(base, RECIPE, seed=0)
-    disturb(adapter)
-    state, expected = snapshot(adapter), logits(adapter.model)
-    disturb(adapter)
-    restore(adapter, state)
-    assert torch.equal(logits(adapter.model), expected)
-
-
 @pytest.mark.parametrize("family", MODELS)
 def test_a_state_is_read_in_the_order_of_the_attached_parameters(base, family, tmp_path):
     base = dataclasses.replace(base, model=MODELS[family]().to(torch.float32))
@@ -238,23 +229,6 @@ def test_damaged_files_are_refused_and_the_base_model_is_unchanged(base, saved, 
         load(base, saved[0])
     assert structure(base.model) == shape
     assert torch.equal(logits(base.model), before)
-
-
-def test_an_adapter_of_missing_projections_is_refused_and_the_base_model_is_unchanged(base, saved):
-    before, shape = logits(base.model), structure(base.model)
-    path = saved[0] / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"target_modules": ["c_attn"]}))
-    with pytest.raises(BaseModelMismatch):
-        load(base, saved[0])
-    assert structure(base.model) == shape
-    assert torch.equal(logits(base.model), before)
-
-
-def test_truncated_weights_are_refused(base, saved):
-    path = saved[0] / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(AdapterError, match="SafetensorError"):
-        load(base, saved[0])
 
 
 def test_a_folder_without_weights_is_refused(base, saved, tmp_path):

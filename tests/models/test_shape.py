@@ -28,6 +28,7 @@ def test_the_linear_layers_are_those_that_peft_adapts(family):
     assert shape.adapter_parameters(5) == trained > 0
 
 
+@pytest.mark.slow
 def test_a_decoder_without_attention_has_a_shape(tmp_path):
     AutoConfig.for_model("mamba", **SIZES).save_pretrained(tmp_path)
     shape = read_shape(resolve(tmp_path))

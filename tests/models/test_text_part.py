@@ -77,6 +77,7 @@ def whole(request, tokenizer, tmp_path):
     return model, tmp_path
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_text_part_computes_what_the_whole_model_does_with_texts(whole):
     model, folder = whole
@@ -114,6 +115,7 @@ def test_a_text_part_that_lacks_a_weight_is_refused(whole):
         load_base(folder)
 
 
+@pytest.mark.slow
 def test_the_parts_for_sight_are_not_in_the_plan(whole):
     _, folder = whole
     path = folder / "config.json"

@@ -122,6 +122,7 @@ def test_an_error_of_a_kernel_is_a_failure_but_too_little_memory_is_not(monkeypa
     assert self_check.failed(CPU) == ""
 
 
+@pytest.mark.slow
 def test_the_doctor_names_kernels_that_fail(new_card, monkeypatch):
     assert doctor_checks._kernels().problem is None
     self_check.failed.cache_clear()

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from same_bits import link_package
+from checkout import link_package
 
 FOLDERS = ("sebp_edge", "kernels/ops")
 PASSED, FAILED = 0, 1  # exit codes of pytest

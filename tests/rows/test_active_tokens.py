@@ -3,18 +3,13 @@
 import pytest
 import torch
 from against_dense import LENGTHS, assert_same_gradients, gradients, padded_batch, with_lora
-from builders import IGNORE, hoist, make_llama
+from builders import IGNORE, gathered, hoist, make_llama
 from model_families import MODELS, make_model
 from pairwise import pairwise
 from transformers import GPT2Config
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.research import ActiveTokens, RowPlan
-
-
-def gathered(batch) -> ActiveTokens:
-    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
-
+from sebp_edge.research import RowPlan
 
 # How many tokens, sequences and loss rows there are, and how long the longest sequence is.
 Bucket = type(gathered(padded_batch()).sizes)

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from builders import example
 from teachers import taught
 
 from sebp_edge.engine.sparse.rows.batches import Collator, pack
@@ -13,12 +14,6 @@ from sebp_edge.research import ActiveTokens
 from sebp_edge.values.example import Example, TeacherTokens
 
 IGNORE = -100
-
-
-def example(length: int, prompt: int = 1, document: int = 0) -> Example:
-    """Makes an example of `length` tokens, the first `prompt` without loss."""
-    ids = list(range(10, 10 + length))
-    return Example(ids, [IGNORE] * prompt + ids[prompt:], document)
 
 
 def test_batches_are_padded_on_the_right_to_the_context_length():

@@ -4,7 +4,7 @@ import random
 from itertools import chain, pairwise
 
 import pytest
-from builders import dataset_of
+from builders import dataset_of, example
 
 from sebp_edge import Recipe
 from sebp_edge.engine.sparse.rows.schedule import (
@@ -18,12 +18,6 @@ from sebp_edge.values.example import Example
 
 IGNORE = -100
 RECIPE = Recipe(name="test", description="", epochs=3, batch_tokens=400)
-
-
-def example(length: int, prompt: int = 1, document: int = 0) -> Example:
-    """Makes an example of `length` tokens, the first `prompt` without loss."""
-    ids = list(range(10, 10 + length))
-    return Example(ids, [IGNORE] * prompt + ids[prompt:], document)
 
 
 def many(count: int = 200, longest: int = 60) -> list[Example]:

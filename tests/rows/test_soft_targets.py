@@ -5,15 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from against_dense import padded_batch
+from builders import gathered
 
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.sparse.rows.soft_targets import SoftTargets
 from sebp_edge.ops import Prefixes
-from sebp_edge.research import ActiveTokens, RowPlan
-
-
-def gathered(batch) -> ActiveTokens:
-    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
 
 
 def test_all_tensors_move_to_another_device():

@@ -14,7 +14,7 @@ from fake_machine import write_supplies
 from paused_jobs import bits
 
 from sebp_edge import AdapterStore, Politeness
-from sebp_edge.errors import Interrupted, OptionError, Paused
+from sebp_edge.errors import Interrupted, Paused
 from sebp_edge.events import (
     ExamplesEvaluated,
     JobProgress,
@@ -201,11 +201,6 @@ def test_a_job_remembers_its_politeness(polite, notes_folder):
     with pytest.raises(Paused) as paused:
         made.adapt(notes_folder)
     assert AdapterStore(made.store.folder.parent).jobs.get(paused.value.job).arguments()["politeness"] == asked
-
-
-def test_a_share_of_the_gpu_is_refused_on_the_cpu(make):
-    with pytest.raises(OptionError, match="--threads"):
-        make(politeness=Politeness(gpu_share=50))
 
 
 # ------------------------------------------------------------------------------------------------------------- process

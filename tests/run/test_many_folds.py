@@ -34,6 +34,7 @@ def phases(made):
     return [event.phase for event in of_kind(made, TrainingStarted)]
 
 
+@pytest.mark.slow
 def test_each_document_is_tested_once_and_later_versions_learn_on_in_the_same_folds(make_quick):
     first = make_quick(memory_budget="2GB")
     result = first.adapt(NOTES[:24], activate_anyway=True)
@@ -52,6 +53,7 @@ def test_each_document_is_tested_once_and_later_versions_learn_on_in_the_same_fo
     assert grown.gain_over_active is not None
 
 
+@pytest.mark.slow
 def test_paused_in_a_later_fold_it_goes_on_bit_for_bit(model, tmp_path):
     found = []
     for number, at in enumerate([None, at_step("fold 5", 2)]):
@@ -68,6 +70,7 @@ def test_paused_in_a_later_fold_it_goes_on_bit_for_bit(model, tmp_path):
     assert len(found[0][0]) == 7
 
 
+@pytest.mark.slow
 def test_a_version_that_was_judged_in_a_split_is_learnt_on_from_in_it(make_quick, folds):
     folds(0)
     make_quick().adapt(NOTES[:24], activate_anyway=True)
@@ -83,6 +86,7 @@ def test_a_version_that_was_judged_in_a_split_is_learnt_on_from_in_it(make_quick
     assert result.compared_with == 2 and result.verdict != "not comparable"
 
 
+@pytest.mark.slow
 def test_a_version_in_folds_is_compared_with_one_in_a_split(make_quick, folds):
     make_quick().adapt(NOTES[:24], activate_anyway=True)
     folds(0)

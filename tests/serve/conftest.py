@@ -2,7 +2,7 @@
 
 import pytest
 from command import LONGER, RECIPE
-from served import WarmServers
+from served import Server, WarmServers
 from shared_fixtures import write_notes
 
 
@@ -10,6 +10,14 @@ from shared_fixtures import write_notes
 def settings(tmp_path, model_folder):
     folders = [str(tmp_path), str(model_folder)]
     return {"store": str(tmp_path / "store"), "folders": folders, "low_priority": False}
+
+
+@pytest.fixture
+def server(settings):
+    """A server of its own."""
+    with Server(warm=True) as server:
+        server.initialize(**settings)
+        yield server
 
 
 @pytest.fixture

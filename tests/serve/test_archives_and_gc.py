@@ -17,6 +17,7 @@ def server(tmp_path, store_of_notes):
         yield server
 
 
+@pytest.mark.slow
 def test_a_version_is_written_to_a_file_and_read_back_under_another_name(server, tmp_path, store_of_notes):
     file = str(tmp_path / "own" / "notes.zip")
     written = server.call("adapters.export", name="default", to=file)
@@ -61,6 +62,7 @@ def test_what_is_no_archive_is_in_the_way_or_outside_is_refused_and_nothing_is_c
     assert sorted(path.name for path in own.iterdir()) == ["damaged.zip", "link.zip"]
 
 
+@pytest.mark.slow
 def test_what_is_of_no_use_is_named_and_deleted_only_if_that_is_asked_for(server, tmp_path):
     file = str(tmp_path / "own" / "notes.zip")
     server.call("adapters.export", name="default", to=file)

@@ -7,24 +7,25 @@ from small_hub import open_hub
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hub(model_folder):
     with open_hub(model_folder) as hub:
         hub.files["model.safetensors"] = bytes(30_000_000)  # more than huggingface_hub reads at once
         yield hub
 
 
-@pytest.fixture
-def server(tmp_path, hub):
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, hub):
     """A server that is cold, since huggingface_hub reads its environment when it is imported."""
+    folder = tmp_path_factory.mktemp("hub")
     own = {
         "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HOME": str(folder / "hf"),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_OFFLINE": "0",
     }
     with Server(env=environment(**own)) as server:
-        server.initialize(store=str(tmp_path / "store"))
+        server.initialize(store=str(folder / "store"))
         yield server
 
 
@@ -37,7 +38,7 @@ def has_begun(event):
     return event["event"] == "preparing" and 4 * event["done"] > event["total"]
 
 
-def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_gone_on_with(server, hub, tmp_path):
+def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_gone_on_with(server, hub):
     hub.is_slow.set()
     start(server, "first", "org/model")
     event = server.event("first", has_begun)
@@ -59,7 +60,7 @@ def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_go
     assert "org/model" in server.call("models")["local"]
 
 
-def test_what_cannot_be_downloaded_is_refused_with_what_to_do(server, hub, tmp_path):
+def test_what_cannot_be_downloaded_is_refused_with_what_to_do(server, hub):
     for model, code in (
         ("org/nothing", "model_access"),
         ("org/down", "model_offline"),

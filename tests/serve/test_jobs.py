@@ -32,14 +32,6 @@ def settings(tmp_path):
     return {"store": str(tmp_path / "store"), "folders": ["/"], "low_priority": False}
 
 
-@pytest.fixture
-def server(settings):
-    """A server of its own."""
-    with Server(warm=True) as server:
-        server.initialize(**settings)
-        yield server
-
-
 def adapter_file(store, name, version):
     return (AdapterStore(store).adapter(name).version_folder(version) / "adapter_model.safetensors").read_bytes()
 

@@ -22,14 +22,6 @@ def settings(tmp_path):
     return {"store": str(tmp_path / "store"), "folders": ["/"], "low_priority": False}
 
 
-@pytest.fixture
-def server(settings):
-    """A server of its own."""
-    with Server(warm=True) as server:
-        server.initialize(**settings)
-        yield server
-
-
 def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of, model_folder):
     server.call("jobs.start", id="first", params=request_of())
     server.call("jobs.subscribe", id="first")

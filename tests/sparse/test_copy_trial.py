@@ -21,7 +21,7 @@ from transformers import (
 
 from sebp_edge.engine.models.small_copy import LONGEST, SCALED_FROM, VOCABULARY, WINDOW, small_copy
 from sebp_edge.engine.sparse import copy_trial, hoist
-from sebp_edge.engine.sparse.copy_trial import copy_mismatch, find_copy_mismatch
+from sebp_edge.engine.sparse.copy_trial import copy_mismatch
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.events import Notice, silent
@@ -48,6 +48,11 @@ HOISTED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def nothing_tried():
+    copy_trial._try_copy.cache_clear()
+
+
 def make(config) -> PreTrainedModel:
     with seeded(0):
         return AutoModelForCausalLM.from_config(copy.deepcopy(config))
@@ -56,9 +61,9 @@ def make(config) -> PreTrainedModel:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("family", HOISTED)
 def test_families_that_pass_windows_and_lengths_to_attention_are_exact(family):
-    assert find_copy_mismatch(make(HOISTED[family])) is None
+    assert copy_mismatch(make(HOISTED[family])) is None
     # With dynamic RoPE, beginnings are not shared: their gradients would differ.
-    assert (find_copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None) == (family != "dynamic")
+    assert (copy_mismatch(make(HOISTED[family]), shares_prefixes=True) is None) == (family != "dynamic")
 
 
 def test_a_copy_is_tried_once_wherever_its_model_is_loaded_from(monkeypatch):
@@ -79,8 +84,8 @@ def forgetting_prefixes(*states_and_lengths, prefixes):
 def test_attention_that_ignores_a_shared_prefix_is_detected_and_not_used(monkeypatch):
     model = make(HOISTED["llama"])
     monkeypatch.setattr(hoist, "sequence_attention_", forgetting_prefixes)
-    assert "gradients of a small copy differ" in find_copy_mismatch(model, shares_prefixes=True)
-    assert find_copy_mismatch(model) is None
+    assert "gradients of a small copy differ" in copy_mismatch(model, shares_prefixes=True)
+    assert copy_mismatch(model) is None
     assert rows_computed(model) == 2 * 23
 
 
@@ -109,7 +114,7 @@ def test_a_window_that_only_the_mask_applies_is_detected_at_any_length():
     assert [type(notice) for notice in notices] == [Notice]
     assert "gradients of a small copy differ" in notices[0].message
     without = make(PhimoeConfig(**SIZES, num_local_experts=4, sliding_window=None))
-    assert find_copy_mismatch(without) is None
+    assert copy_mismatch(without) is None
 
 
 class LengthScaledLlama(LlamaForCausalLM):
@@ -128,11 +133,11 @@ class NeedsMore(LlamaForCausalLM):
 
 def test_a_copy_is_of_the_models_own_subclass():
     model = LengthScaledLlama(make_llama().config)
-    assert "differ" in find_copy_mismatch(model)
+    assert "differ" in copy_mismatch(model)
 
 
 def test_a_class_that_cannot_be_copied_is_not_hoisted():
-    reason = find_copy_mismatch(NeedsMore(make_llama().config, more=1))
+    reason = copy_mismatch(NeedsMore(make_llama().config, more=1))
     assert reason == "a small copy of the model failed on a trial batch (TypeError)."
 
 
@@ -140,7 +145,7 @@ def test_the_model_and_the_random_state_are_unchanged():
     model = make_llama()
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     config = model.config.to_dict()
-    assert find_copy_mismatch(model) is None
+    assert copy_mismatch(model) is None
     assert torch.equal(torch.get_rng_state(), state)
     assert model.config.to_dict() == config
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -168,7 +173,7 @@ def test_a_trial_computes_in_one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert find_copy_mismatch(Observed(HOISTED["llama"])) is None
+        assert copy_mismatch(Observed(HOISTED["llama"])) is None
         assert (seen, torch.get_num_threads()) == ({1}, 3)
     finally:
         torch.set_num_threads(before)

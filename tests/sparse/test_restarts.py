@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, with_lora
-from builders import IGNORE, SIZES, hoist
+from builders import IGNORE, SIZES, gathered, hoist
 from model_families import LINEAR, WITH_STATES, make_model
 from pairwise import pairwise
 from transformers import (
@@ -22,7 +22,6 @@ from transformers import (
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches.restarts import Layout, Restarts
 from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
-from sebp_edge.research import ActiveTokens, RowPlan
 
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
 NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16}
@@ -79,10 +78,6 @@ def random_batch(lengths):
     return {"input_ids": input_ids, "labels": labels, "attention_mask": (labels != IGNORE).long()}
 
 
-def pack(batch):
-    return ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"]))
-
-
 @pytest.fixture(params=["known lengths", "sizes alone"])
 def layouts(request, monkeypatch):
     """Groups of texts as on a CPU, and as on a GPU, where captured steps have fixed sizes."""
@@ -105,7 +100,7 @@ def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt,
     expected = dense_losses(model, batch)
     expected_gradients = gradients(model, expected)
     with hoist(model) as hoisted:
-        found = hoisted.row_losses(pack(batch))
+        found = hoisted.row_losses(gathered(batch))
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
     # Some of these states are in fp32 in any model.
@@ -118,10 +113,10 @@ def test_no_bit_of_a_text_depends_on_another(family):
     model, batch = FAMILIES[family](), random_batch(LENGTHS)
     changed = random.choice([row for row, length in enumerate(LENGTHS) if length > 2])
     with torch.no_grad(), hoist(model) as hoisted:
-        tokens = pack(batch)
+        tokens = gathered(batch)
         before = hoisted.row_losses(tokens)
         batch["input_ids"][changed, : LENGTHS[changed] - 1] = 5
-        after = hoisted.row_losses(pack(batch))
+        after = hoisted.row_losses(gathered(batch))
     others = tokens.sequences != changed
     assert torch.equal(before[others], after[others])
     assert not torch.equal(before[~others], after[~others])
@@ -132,7 +127,7 @@ def test_no_bit_of_a_text_depends_on_another(family):
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1", "gemma4"])
 def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
     model = FAMILIES[family]().double()
-    first, second = (pack(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))
+    first, second = (gathered(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))
     with hoist(model) as hoisted:
         expected = gradients(model, hoisted.row_losses(first))
     with hoist(model, **options) as hoisted:
@@ -151,7 +146,7 @@ def test_its_trial_accepts_it(family):
 
 
 def test_filler_of_a_bucket_changes_no_loss():
-    model, tokens = FAMILIES["lfm2"](), pack(random_batch(LENGTHS))
+    model, tokens = FAMILIES["lfm2"](), gathered(random_batch(LENGTHS))
     bucket = Bucket(64, 8, 32, 48)
     with torch.no_grad(), hoist(model) as hoisted:
         expected = hoisted.row_losses(tokens)
@@ -173,7 +168,7 @@ def test_each_text_fits_into_the_groups_of_the_sizes_alone():
 
 
 def test_groups_of_a_captured_step_follow_from_its_sizes_without_reading_the_device():
-    tokens = [pack(random_batch(lengths)).to("meta") for lengths in ((9, 3, 3), (9, 4, 2))]
+    tokens = [gathered(random_batch(lengths)).to("meta") for lengths in ((9, 3, 3), (9, 4, 2))]
     with hoist(FAMILIES["lfm2"]()) as hoisted:
         one, other = (hoisted._restarts.layout_of(each) for each in tokens)
     assert one.groups == other.groups

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import halted_before_it_saves, records, run
+from command import halted_before_it_saves
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
 from sebp_edge.errors import Interrupted, MachineError, ModelError, StorageError
@@ -38,24 +38,6 @@ def after_training(do):
             do()
 
     return sink
-
-
-@pytest.mark.slow
-def test_a_signal_during_the_save_loses_nothing_and_is_reported(adapt, store):
-    with halted_before_it_saves(*adapt, "--json") as one:
-        one.send_signal(signal.SIGTERM)
-        one.send_signal(signal.SIGCONT)
-        output, errors = one.communicate(timeout=200)
-    assert one.returncode == 130
-    assert errors == (
-        "sebp-edge: Interrupted after the training: version 1 of the adapter 'default' is saved and active.\n"
-    )
-    lines = [line for line in records(output) if line["event"] != "progress"]
-    assert (lines[-2]["event"], lines[-2]["version"], lines[-2]["active"]) == ("saved", 1, True)
-    assert lines[-1]["error"] == "Interrupted"
-    assert (store.adapter("default").versions(), store.adapter("default").active()) == ([1], 1)
-    assert {path.name for path in (store.folder / "default").iterdir()} == {"1", "active", "where.json"}
-    assert run("generate", "the ferry", "--model", adapt[3], "--name", "default").exit_code == 0
 
 
 @pytest.mark.slow

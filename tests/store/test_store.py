@@ -140,19 +140,6 @@ def test_a_damaged_salt_is_refused_with_what_to_do(store, content):
         store.salt()
 
 
-def test_only_the_owner_can_read_it(store, record, tmp_path):
-    umask = os.umask(0)
-    try:
-        saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-        out = save_to(FakeAdaptation(), record, tmp_path / "out")
-    finally:
-        os.umask(umask)
-    for folder in (store.folder, out.path):
-        for path in (folder, *folder.rglob("*")):
-            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-    assert (saved.path / "templates" / "chat.jinja").is_file()
-
-
 def test_another_process_that_never_ends_is_reported(store, record):
     store.adapter("mine").save(FakeAdaptation(), record, activate=True)
     refused = pytest.raises(StorageError, match="Another process has been changing the adapters in")
@@ -181,14 +168,3 @@ def test_an_existing_path_is_never_overwritten(store, record, tmp_path):
         with pytest.raises(StorageError, match="already exists"):
             save_to(FakeAdaptation(), record, out)
     assert listing(tmp_path) == before
-
-
-def test_a_failed_save_changes_nothing(store, record, tmp_path):
-    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-    before = listing(tmp_path)
-    with pytest.raises(StorageError, match=r"Cannot save to '.*': No space left on device; free space"):
-        store.adapter("mine").save(Failing(), record, activate=True)
-    with pytest.raises(StorageError, match="No space left"):
-        save_to(Failing(), record, tmp_path / "out")
-    assert listing(tmp_path) == before
-    assert store.adapter("mine").versions() == [1]

@@ -24,14 +24,6 @@ def test_check_writable_leaves_nothing_behind(store, record, tmp_path):
     assert listing(tmp_path) == before
 
 
-def test_files_of_a_killed_run_block_nothing(store, record):
-    """A killed run can leave an adapter's folder with a temporary folder and no version."""
-    (store.folder / "mine" / ".saving-xyz").mkdir(parents=True)
-    store.check_writable("mine", None)
-    assert store.names() == []
-    assert store.adapter("mine").save(FakeAdaptation(), record, activate=True).version == 1
-
-
 def test_a_file_instead_of_the_folder_is_one_sentence(tmp_path, record):
     (tmp_path / "file").touch()
     store = AdapterStore(tmp_path / "file")

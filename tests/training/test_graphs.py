@@ -16,7 +16,7 @@ from builders import (
     outlined,
     schedule_of,
 )
-from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner
+from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner, step_gradients
 from model_families import MODELS, WITH_STATES
 
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
@@ -36,18 +36,6 @@ from sebp_edge.values.example import Example
 pytestmark = pytest.mark.gpu
 
 
-def gradients(learner, micro_batches):
-    """Runs micro-batches without an update; returns the loss and the gradients."""
-    loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner.plain._loss.zero_()
-    for group in micro_batches:
-        (micro_batch,) = learner.limit.cut(outlined(learner, group))
-        learner.plain.accumulate(micro_batch, loss_tokens)
-    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.plain.update.reset()
-    return float(learner.plain._loss), found
-
-
 @pytest.mark.parametrize("family", [name for name in MODELS | WITH_STATES if name != "gemma2"])
 @pytest.mark.parametrize("prompt", [0, 6])
 def test_gradients_equal_the_eager_ones(family, prompt):
@@ -57,12 +45,12 @@ def test_gradients_equal_the_eager_ones(family, prompt):
     with make_learner(adapted, examples) as learner:
         assert learner.plain.graphs is not None
         learner.lay_out(schedule_of(learner, [micro_batches]))
-        loss, found = gradients(learner, micro_batches)
-        again_loss, again = gradients(learner, micro_batches[::-1])
-        eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
+        loss, found = step_gradients(learner, micro_batches)
+        again_loss, again = step_gradients(learner, micro_batches[::-1])
+        eager_loss, eager = step_gradients(drop_graphs(learner), micro_batches)
     adapted.model.to(torch.float32)
     with make_learner(adapted, examples) as learner:
-        true_loss, truth = gradients(drop_graphs(learner), micro_batches)
+        true_loss, truth = step_gradients(drop_graphs(learner), micro_batches)
     assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
     assert again_loss == pytest.approx(loss, rel=1e-5)
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
@@ -77,7 +65,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
     def all_gradients(options):
         with make_learner(LoraAdaptation(), examples, options=options) as learner:
             learner.lay_out(schedule_of(learner, [micro_batches]))
-            found = gradients(learner, micro_batches)
+            found = step_gradients(learner, micro_batches)
             assert learner.plain.graphs is not None
             learner.step(make_step(learner, examples), 1e-3)
             with gpu_sync_forbidden():
@@ -87,7 +75,7 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
     in_fp32 = LoraAdaptation()
     in_fp32.model.to(torch.float32)
     with make_learner(in_fp32, examples) as learner:
-        _, truth = gradients(drop_graphs(learner), micro_batches)
+        _, truth = step_gradients(drop_graphs(learner), micro_batches)
     loss, kept = all_gradients(FASTEST)
     one_loss, one = all_gradients(MemoryOptions(checkpoints=1))
     # Without checkpoints weights are joined with their adapters, which rounds otherwise.
@@ -122,12 +110,12 @@ def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(dequant
     restore(adaptation, snapshot(twin))
     with make_learner(adaptation, examples, events, options) as learner:
         learner.lay_out(schedule_of(learner, [micro_batches]))
-        loss, found = gradients(learner, micro_batches)
+        loss, found = step_gradients(learner, micro_batches)
         assert learner.plain.graphs is not None
         assert {event.part for event in events} == {"update", "gradients"}
-        eager_loss, eager = gradients(drop_graphs(learner), micro_batches)
+        eager_loss, eager = step_gradients(drop_graphs(learner), micro_batches)
     with make_learner(twin, examples) as learner:
-        true_loss, truth = gradients(drop_graphs(learner), micro_batches)
+        true_loss, truth = step_gradients(drop_graphs(learner), micro_batches)
     assert abs(loss - true_loss) <= 2 * abs(eager_loss - true_loss) + 1e-2
     assert error(found, truth) <= 2 * error(eager, truth) + 1e-4
     with make_learner(adaptation, examples) as learner:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import evaluated, make_llama, make_tokenizer
+from builders import evaluated, make_llama, make_tokenizer, refuse_hoisting
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
@@ -75,12 +75,6 @@ def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_p
     assert found == expected
     assert_same_state(adaptation.model, before)
     assert score_of(base, adaptation.model) == expected
-
-
-def refuse_hoisting(model):
-    layer = model.model.layers[1].self_attn
-    forward = layer.forward
-    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])

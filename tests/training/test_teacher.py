@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import IGNORE, evaluated, make_examples, make_llama, make_step, outlined, schedule_of
+from builders import IGNORE, evaluated, make_examples, make_llama, make_step, refuse_hoisting, schedule_of
 from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
-from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
+from graph_learners import LoraAdaptation, drop_graphs, error, make_learner, step_gradients
 from model_families import MODELS
 from pairwise import pairwise
 from teachers import dense_losses, distributions, taught
@@ -27,12 +27,6 @@ COLLATOR = Collator(64, 2)
 EXAMPLES = uneven_examples()
 # Some examples have a teacher, of many tokens or few.
 KS = [20, 0, 3, 20, 0, 20, 1, 20]
-
-
-def refuse_hoisting(model):
-    layer = model.model.layers[1].self_attn
-    forward = layer.forward
-    layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
 
 
 @torch.no_grad()
@@ -290,15 +284,3 @@ class TestOnAGpu:
         for captured, expected in zip(found, eager, strict=False):
             torch.testing.assert_close(captured[0], expected[0], rtol=2e-2, atol=2e-2)
         assert not torch.allclose(found[0][0], found[1][0], rtol=1e-3, atol=1e-3)
-
-
-def step_gradients(learner, micro_batches):
-    """Runs micro-batches without an update; returns the loss and the gradients."""
-    loss_tokens = sum(example.num_loss_tokens for group in micro_batches for example in group)
-    learner.plain._loss.zero_()
-    for group in micro_batches:
-        (micro_batch,) = learner.limit.cut(outlined(learner, group))
-        learner.plain.accumulate(micro_batch, loss_tokens)
-    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.plain.update.reset()
-    return float(learner.plain._loss), found

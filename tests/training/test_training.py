@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import WORDS, evaluated, limit_rows, make_examples, make_llama, make_sentences, outlined, train
+from builders import WORDS, evaluated, limit_rows, make_examples, make_llama, outlined, train
 from transformers import AutoModelForCausalLM, RwkvConfig, XGLMConfig
 
 from sebp_edge import Recipe
@@ -23,7 +23,7 @@ from sebp_edge.events import Evaluated, Notice, StepDone, silent
 from sebp_edge.lessons.examples import encode
 from sebp_edge.research import learning_rates
 from sebp_edge.values.documents import Document
-from sebp_edge.values.example import Example, outlines
+from sebp_edge.values.example import outlines
 
 RECIPE = Recipe(name="test", description="", r=4, learning_rate=5e-3, epochs=3, batch_tokens=120, context_length=64)
 CPU = torch.device("cpu")
@@ -55,41 +55,6 @@ def test_training_lowers_the_held_out_loss(base, examples):
     assert len(steps) == progress.steps == progress.total_steps
     assert steps[-1].tokens == 3 * sum(len(example.input_ids) for example in examples[:12])
     assert [event.epoch for event in events if isinstance(event, Evaluated)] == [0, 1, 2, 3]
-
-
-@pytest.mark.slow
-def test_micro_batches_do_not_change_the_gradient(base, examples):
-    trainer = make_trainer(base, examples)
-
-    def gradients(max_rows):
-        limit_rows(trainer.learner, max_rows)
-        groups = trainer.learner.limit.cut(outlined(trainer.learner, examples))
-        for group in groups:
-            (trainer.learner.row_losses(group.examples)[0].sum() / 100).backward()
-        found = [parameter.grad.clone() for parameter in trainable(trainer.learner.adaptation)]
-        trainer.learner.adaptation.model.zero_grad()
-        return len(groups), found
-
-    with trainer.learner:
-        num_single, one_by_one = gradients(1)
-        num_together, together = gradients(4096)
-    assert (num_single, num_together) == (len(examples), 1)
-    for one, other in zip(one_by_one, together, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_micro_batches_do_not_change_the_held_out_losses(base, examples):
-    longer = encode([Document("a", make_sentences(1, seed=5, words=90)[0])], base.tokenizer, 64)[0]
-    examples = [*examples, *(Example(each.input_ids, each.labels, 99) for each in longer)]
-    trainer = make_trainer(base, examples)
-    with trainer.learner as learner:
-        together = evaluate(learner, evaluated(learner, examples))
-        limit_rows(learner, 1)
-        one_by_one = evaluate(learner, evaluated(learner, examples[::-1]))
-    assert len(longer) > 1
-    assert together.tokens == one_by_one.tokens
-    assert together.tokens[99] == sum(example.num_loss_tokens for example in longer)
-    assert together.nats == pytest.approx(one_by_one.nats, rel=1e-5)
 
 
 def test_a_steps_micro_batches_take_the_longest_examples_first(base, examples, micro_batches):

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 sys.path.append(str(Path(__file__).parents[1]))
 
 import evidence
+from models import resolve_config
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.adaptation import attach
 from sebp_edge.engine.models.architecture import head_size_of
-from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve_config
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL
 from sebp_edge.engine.models.hub_cache import local_folder
 from sebp_edge.engine.models.loading import BaseModel, load_base_model, local_tokenizer, model_from_config
 from sebp_edge.engine.models.lora import without_adapter

@@ -96,14 +96,6 @@ def resolve(model: str | Path) -> ModelReference:
     raise ModelError(f"Unknown model {name!r}; {suggest(name.lower(), CATALOG)}")
 
 
-def resolve_config(model: str | Path) -> ModelReference:
-    """Like `resolve`, for uses that need a config only: `model` may also be the path of a config.json."""
-    path = _existing(str(model))
-    if path is None or path.suffix != ".json" or path.is_dir():
-        return resolve(model)
-    return ModelReference(path.parent.name if path.name == "config.json" else path.stem, "local", str(path))
-
-
 def bundled_config(reference: ModelReference) -> Path | None:
     """Returns the path of a bundled config with a known model's sizes; None for any other model."""
     path = _CONFIGS / f"{reference.name.removesuffix('-instruct')}.json"

@@ -33,17 +33,15 @@ NUM_SHARED = 5
 
 
 def copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
-    """Returns what `find_copy_mismatch` does; a copy that has passed is not tried again in this process."""
+    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason.
+
+    A copy that has passed is not tried again in this process.
+    """
     try:
         _try_copy(Code.of(decoder), shares_prefixes)
     except SparsityError as error:
         return str(error)
     return None
-
-
-def find_copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str | None:
-    """Returns None if a small copy has the same gradients hoisted and padded, else a sentence with the reason."""
-    return _find_mismatch(type(decoder), decoder.config, shares_prefixes)
 
 
 def padded_losses(model: nn.Module, input_ids_BT: Tensor, plan: RowPlan) -> Tensor:
