@@ -66,14 +66,14 @@ def pytest_configure():
 
 
 def pytest_runtest_setup(item):
-    """Skips tests that need a GPU where there is none, and those that leave others no memory where others run."""
+    """Skips tests that need a GPU where there is none, and those that need all of its memory where others run."""
     if item.get_closest_marker("gpu"):
         import torch
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA GPU, and there is none here")
     if item.get_closest_marker("fills_gpu") and int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
-        pytest.skip("leaves other tests no memory on the GPU; run it with -n 0")
+        pytest.skip("has the GPU's memory for itself; run it with -n 0")
 
 
 def pytest_terminal_summary(terminalreporter):

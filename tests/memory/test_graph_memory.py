@@ -147,6 +147,8 @@ def test_a_single_example_that_only_fits_without_graphs_is_trained_without_them(
     assert error(found, expected) <= 5e-2
 
 
+# Another test may leave holes in torch's memory that are larger than what exceeds the cap.
+@pytest.mark.fills_gpu
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
 def test_under_a_cap_the_training_continues_with_smaller_micro_batches(graphs):
     config = LlamaConfig(

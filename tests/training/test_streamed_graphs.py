@@ -28,9 +28,13 @@ def folder(tokenizer, tmp_path):
     return tmp_path / "model"
 
 
+def needs_bitsandbytes():
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+
+
 def load(folder, number, in_4_bits):
     if in_4_bits:
-        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
+        needs_bitsandbytes()
     return load_base_model(
         resolve(folder), RECIPE.replace(load_in_4bit=in_4_bits), torch.device("cuda"), streamed_blocks=number
     )
@@ -95,6 +99,8 @@ def test_embeddings_in_host_memory_are_read_by_the_gpu(folder, in_4_bits):
 @pytest.mark.slow
 @PRECISIONS
 def test_an_adaptation_with_streamed_blocks_stays_within_its_plan(tokenizer, tmp_path, in_4_bits):
+    if in_4_bits:
+        needs_bitsandbytes()
     sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 12, "num_attention_heads": 16}
     model = make_llama(**sizes, num_key_value_heads=4, head_dim=128, vocab_size=320, max_position_embeddings=512)
     model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
