@@ -1,6 +1,7 @@
 """States that must restart at each text: convolutions, linear attention and state spaces compute what the dense model
 does, whatever the lengths of the texts, and no text reaches another. So does Gemma 4, whose layers share keys."""
 
+import copy
 import random
 
 import pytest
@@ -103,8 +104,17 @@ def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt,
         found = hoisted.row_losses(gathered(batch))
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
-    # Some of these states are in fp32 in any model.
-    assert_same_gradients(expected_gradients, found_gradients, 5e-5 if dtype == torch.float64 else 1e-3, 1e-5)
+    if dtype == torch.float64:
+        # Some of these states are in fp32 in any model.
+        assert_same_gradients(expected_gradients, found_gradients, 5e-5, 1e-5)
+        return
+    # A few draws round by more than 1e-3 in either.
+    exact_model = copy.deepcopy(model).double()
+    exact_gradients = gradients(exact_model, dense_losses(exact_model, batch))
+    largest = max(gradient.norm() for gradient in exact_gradients.values())
+    for name, exact in exact_gradients.items():
+        allowed = 2 * (expected_gradients[name] - exact).norm() + 1e-3 * exact.norm() + 1e-5 * largest
+        assert (found_gradients[name] - exact).norm() <= allowed, name
 
 
 @pytest.mark.usefixtures("layouts")
