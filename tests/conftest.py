@@ -76,6 +76,17 @@ def pytest_runtest_setup(item):
         pytest.skip("has the GPU's memory for itself; run it with -n 0")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Frees what a test of large matrices has left in torch's cache, before smaller ones settle there."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        cached = torch.cuda.is_initialized() and torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        if cached > 2**30:
+            torch.cuda.empty_cache()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Records the outcomes of the tests on this GPU in FILE, if SEBP_EDGE_RECORD=FILE is set."""
     file = os.environ.get("SEBP_EDGE_RECORD")
