@@ -5,6 +5,7 @@ Without a GPU these tests run plain PyTorch; the tests of the kernels are in tes
 
 import gc
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -297,17 +298,13 @@ def test_no_sources_are_recorded_without_gradients():
 
 
 def test_one_module_of_each_kind_is_tried(monkeypatch):
-    tried, find_mismatch = [], norms_and_mlps.find_mismatch
-
-    def watched(module, *others):
-        tried.append(module)
-        return find_mismatch(module, *others)
-
-    monkeypatch.setattr(norms_and_mlps, "find_mismatch", watched)
+    monkeypatch.setattr(norms_and_mlps, "find_mismatch", trial := Mock(wraps=norms_and_mlps.find_mismatch))
     formula = ALIKE["norm"].formula
     norms = [OtherNorm(formula), OtherNorm(formula), OtherNorm(formula, eps=1e-5), OtherNorm(lambda x, w, eps: 2 * x)]
     norms[1].number = 3  # a setting which might matter
     norms += [OtherNorm(formula), OtherNorm(formula, size=4)]
     handle = attached(OneModule(nn.Sequential(*norms)))
     assert handle.replaced == [each for each in norms if each is not norms[3]]
-    assert [*dict.fromkeys(tried)] == [each for each in norms if each is not norms[4]]
+    assert [*dict.fromkeys(call.args[0] for call in trial.mock_calls)] == [
+        each for each in norms if each is not norms[4]
+    ]

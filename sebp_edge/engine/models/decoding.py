@@ -18,13 +18,14 @@ from transformers import PreTrainedModel
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.architecture import blocks_of
+from sebp_edge.engine.models.beginning import Beginning, goes_on
 from sebp_edge.engine.models.captured_step import CapturedSteps
 from sebp_edge.engine.models.loading import refuse_unknown_tokens
 from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
 from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks, needs_no_mask, no_masks, why_not_rows
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampler, Sampling
-from sebp_edge.engine.models.single_rows import Beginning, decode_alone, goes_on, threaded_linears
+from sebp_edge.engine.models.single_rows import decode_alone, threaded_linears
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
 

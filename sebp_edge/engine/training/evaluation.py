@@ -79,7 +79,7 @@ class BaseLosses:
     def __init__(self, tests: Sequence[Schedule] = (), known: HeldOutLoss | None = None):
         self._tests, self._known = tests, known or HeldOutLoss()
 
-    def know(self, group: Group) -> bool:
+    def knows(self, group: Group) -> bool:
         """Whether a group needs no computation."""
         return all(example.document in self._known.nats for example in group.examples)
 

@@ -189,7 +189,7 @@ class Trainer:
         """Evaluates the state before the first step, which is the best state until then."""
         if not validation.examples:
             return
-        if not self.base_losses.know(validation):
+        if not self.base_losses.knows(validation):
             self._compute_base_losses(validation)
         progress, losses = self.progress, self.base_losses.of(validation)
         loss = losses.mean

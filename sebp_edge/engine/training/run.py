@@ -186,19 +186,13 @@ class TrainingRun:
         trainer = self._prepare_trainer(learner, number)
         progress = trainer.progress
         if not fresh:
-            self._test_base(trainer, schedule)
+            self._test_base(trainer, schedule, fresh)
         if not progress.is_over:
             if starts and not progress.steps:
                 learner.plain.start_again(starts[number])
             trainer.train(schedule)
-        if fresh and progress.before is None and not self._base_losses.know(schedule.test):
-            restore(self.adaptation, fresh)
-            try:
-                self._test_base(trainer, schedule)
-            finally:
-                restore(self.adaptation, progress.best_state)
-        elif fresh:
-            self._test_base(trainer, schedule)
+        if fresh:
+            self._test_base(trainer, schedule, fresh)
         progress.after = evaluate(learner, schedule.test, reads_words=True)
         self._on_event(Evaluated(trainer.phase, "test", progress.best_epoch, progress.after.mean, True))
         return progress
@@ -278,13 +272,21 @@ class TrainingRun:
             self._words,
         )
 
-    def _test_base(self, trainer: Trainer, schedule: Schedule) -> None:
-        """Tests with fresh weights, unless an earlier process has."""
+    def _test_base(self, trainer: Trainer, schedule: Schedule, fresh: list[Tensor]) -> None:
+        """Tests with `fresh` weights, or if there are none with the present ones, unless an earlier process has."""
         progress = trainer.progress
-        if progress.before is None:
-            self._base_losses.compute(trainer.learner, schedule.test)
-            progress.before = self._base_losses.of(schedule.test)
-            self._on_event(Evaluated(trainer.phase, "test", 0, progress.before.mean, False))
+        if progress.before is not None:
+            return
+        if not self._base_losses.knows(schedule.test):
+            try:
+                if fresh:
+                    restore(self.adaptation, fresh)
+                self._base_losses.compute(trainer.learner, schedule.test)
+            finally:
+                if fresh:
+                    restore(self.adaptation, progress.best_state)
+        progress.before = self._base_losses.of(schedule.test)
+        self._on_event(Evaluated(trainer.phase, "test", 0, progress.before.mean, False))
 
     def _train_last(self, learner: RecoveringLearner, start: list[Tensor]) -> float | None:
         """Trains on all documents from `start`, at most for the median number of epochs of the trainings before.
