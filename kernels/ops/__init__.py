@@ -8,6 +8,7 @@ public.
 from .adamw import AdamW, Moments, adamw_
 from .attention import Prefixes, Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
+from .delta_rule import Chunks, gated_delta_rule
 from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
@@ -28,6 +29,7 @@ __all__ = [
     "ACTIVATIONS",
     "ActiveRows",
     "AdamW",
+    "Chunks",
     "FourBits",
     "GatedInputs",
     "LoraGroup",
@@ -44,6 +46,7 @@ __all__ = [
     "adamw_",
     "detect",
     "gated",
+    "gated_delta_rule",
     "gated_lora_linear",
     "gather_rows",
     "keep_rows",
