@@ -26,9 +26,16 @@ def of_transformers(q, k, v, g, beta, lengths):
     """transformers' rule on one text at a time, in fp32."""
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], dim=1) for x in (q, k))
     outs = []
-    for text in zip(*(x[None].split(lengths, dim=1) for x in (q, k, v)), g[None].split(lengths, dim=1), beta[None].split(lengths, dim=1), strict=True):
+    for text in zip(
+        *(x[None].split(lengths, dim=1) for x in (q, k, v)),
+        g[None].split(lengths, dim=1),
+        beta[None].split(lengths, dim=1),
+        strict=True,
+    ):
         if text[0].shape[1]:
-            outs.append(torch_chunk_gated_delta_rule(*text[:3], g=text[3], beta=text[4], use_qk_l2norm_in_kernel=True)[0][0])
+            outs.append(
+                torch_chunk_gated_delta_rule(*text[:3], g=text[3], beta=text[4], use_qk_l2norm_in_kernel=True)[0][0]
+            )
     return torch.cat(outs)
 
 
