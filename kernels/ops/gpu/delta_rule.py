@@ -1,0 +1,447 @@
+"""The gated delta rule and its gradients on packed texts, in Triton: chunks of rows, multiplied by tensor cores.
+
+Within a chunk that begins with state S, with c the sums of g up to each row, e = exp(c), d = exp(c_last - c), and D the
+decays exp(c_i - c_j) from a row to a later one:
+
+    A = beta k kᵀ ∘ D below the diagonal        T = (1 + A)⁻¹        r = v - e k S        w = T (beta r)
+    P = q kᵀ ∘ D up to the diagonal             out = e q S + P w    S <- exp(c_last) S + (d k)ᵀ w
+
+as Yang et al. (2024) do, but with S where they expand T. Backward, with dS the gradient of the chunk's last state:
+
+    dw = Pᵀ do + d k dS        y = Tᵀ dw        dv = beta y        dS <- exp(c_last) dS + (e q)ᵀ do - (e k)ᵀ dv
+    dP = do wᵀ                 dA = -y wᵀ       the rest are products of these, and sums of rows and columns
+
+States pass from chunk to chunk in one program for each text, head and block of values' columns; all else is computed
+for all chunks side by side. Every sum is in a fixed order, so two runs are bitwise equal. Sums are fp32; products round
+their inputs to 10 bits of a mantissa in models of 16 bits, and to nearly fp32 in those of fp32, as T always is.
+
+Shapes: A rows, S texts, N chunks, G and H heads, E and F their sizes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..delta_rule import CHUNK, EPSILON
+
+EPS = tl.constexpr(EPSILON)
+# Of TF32 inputs to tensor cores, three of which make a product of nearly fp32.
+NEARLY_FP32 = tl.constexpr("tf32x3")
+# Columns of values in a program.
+VALUES = 32
+OPTIONS = {"num_warps": 4, "num_stages": 1}
+
+
+@triton.jit
+def _load(x_ptr, rows, has_row, stride, num_columns, first, COLUMNS: tl.constexpr):
+    """Some columns of a head's rows, fp32; zeros beyond."""
+    columns = first + tl.arange(0, COLUMNS)
+    mask = has_row[:, None] & (columns < num_columns)[None, :]
+    return tl.load(x_ptr + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(x_ptr, x, rows, has_row, stride, num_columns, first, COLUMNS: tl.constexpr):
+    columns = first + tl.arange(0, COLUMNS)
+    mask = has_row[:, None] & (columns < num_columns)[None, :]
+    tl.store(x_ptr + rows[:, None] * stride + columns[None, :], x.to(x_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _load_unit(x_ptr, rows, has_row, stride, num_columns, COLUMNS: tl.constexpr):
+    """A head's rows divided by their norms, and the reciprocals of these."""
+    x = _load(x_ptr, rows, has_row, stride, num_columns, 0, COLUMNS)
+    reciprocals = tl.rsqrt(tl.sum(x * x, axis=1) + EPS)
+    return x * reciprocals[:, None], reciprocals
+
+
+@triton.jit
+def _load_number(x_ptr, rows, has_row, num_heads):
+    """A head's number of each row, fp32."""
+    return tl.load(x_ptr + rows * num_heads, mask=has_row, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _decays(sums):
+    """exp(c_i - c_j) from each row to later ones; 1 where that is above 0."""
+    return tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))
+
+
+@triton.jit
+def _state_offsets(index, key_size, value_size, first, KEYS: tl.constexpr, VALUES: tl.constexpr):
+    """Offsets of some columns of a state [E, F] among others, and whether they are there."""
+    rows, columns = tl.arange(0, KEYS), first + tl.arange(0, VALUES)
+    offsets = rows[:, None] * value_size + columns[None, :]
+    return index * key_size * value_size + offsets, (rows < key_size)[:, None] & (columns < value_size)[None, :]
+
+
+@triton.jit
+def _square_offsets(index, CHUNK: tl.constexpr):
+    """Offsets of a chunk's matrix [CHUNK, CHUNK] among others."""
+    rows = tl.arange(0, CHUNK)
+    return index * CHUNK * CHUNK + rows[:, None] * CHUNK + rows[None, :]
+
+
+@triton.jit
+def _invert_kernel(
+    k_ptr,
+    g_ptr,
+    beta_ptr,
+    cu_seqlens_ptr,
+    first_ptr,
+    texts_ptr,
+    inverses_ptr,
+    num_texts,
+    num_heads,
+    heads_per_key,
+    key_size,
+    stride_k,
+    stride_k_head,
+    KEYS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """T of each chunk and head, from the inverses of blocks of 1, 2, 4, ... rows on the diagonal."""
+    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    text = tl.load(texts_ptr + chunk)
+    if text >= num_texts:
+        return
+    begin = tl.load(cu_seqlens_ptr + text) + (chunk - tl.load(first_ptr + text)) * CHUNK
+    rows, places = begin + tl.arange(0, CHUNK), tl.arange(0, CHUNK)
+    has_row = rows < tl.load(cu_seqlens_ptr + text + 1)
+    k, _ = _load_unit(k_ptr + head // heads_per_key * stride_k_head, rows, has_row, stride_k, key_size, KEYS)
+    beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+    decays = _decays(tl.cumsum(_load_number(g_ptr + head, rows, has_row, num_heads), axis=0))
+    system = beta[:, None] * tl.dot(k, tl.trans(k), input_precision=NEARLY_FP32) * decays
+    row, column = places[:, None], places[None, :]
+    inverse = tl.where(row == column, 1.0, 0.0)
+    inverse -= tl.where((row == column + 1) & (row % 2 == 1), system, 0.0)
+    for level in tl.static_range(1, CHUNK.bit_length() - 1):
+        # The lower left quarter of each block of twice the size.
+        quarter = (row >> level == (column >> level) + 1) & ((row >> level) % 2 == 1)
+        part = tl.where(quarter, system, 0.0)
+        part = tl.dot(tl.dot(inverse, part, input_precision=NEARLY_FP32), inverse, input_precision=NEARLY_FP32)
+        inverse -= part
+    tl.store(inverses_ptr + _square_offsets(chunk * num_heads + head, CHUNK), inverse)
+
+
+@triton.jit
+def _forward_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    cu_seqlens_ptr,
+    first_ptr,
+    inverses_ptr,
+    out_ptr,
+    states_ptr,
+    written_ptr,
+    num_heads,
+    heads_per_key,
+    key_size,
+    value_size,
+    scale,
+    stride_q,
+    stride_q_head,
+    stride_k,
+    stride_k_head,
+    stride_v,
+    stride_v_head,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Outputs of a text's chunks, one after the other; or, without those, w and the state before each chunk."""
+    text, head, column = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads, tl.program_id(1) * VALUES
+    begin, end = tl.load(cu_seqlens_ptr + text).to(tl.int64), tl.load(cu_seqlens_ptr + text + 1).to(tl.int64)
+    index = tl.load(first_ptr + text).to(tl.int64) * num_heads + head
+    q_ptr += head // heads_per_key * stride_q_head
+    k_ptr += head // heads_per_key * stride_k_head
+    places = tl.arange(0, CHUNK)
+    state = tl.zeros((KEYS, VALUES), tl.float32)
+    for first in range(0, end - begin, CHUNK):
+        rows = begin + first + places
+        has_row = rows < end
+        k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+        v = _load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
+        g = _load_number(g_ptr + head, rows, has_row, num_heads)
+        beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+        sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
+        left = v - tl.exp(sums)[:, None] * tl.dot(k, state, input_precision=PRECISION)
+        inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
+        written = tl.dot(inverse, beta[:, None] * left, input_precision=PRECISION)
+        if out_ptr is None:
+            offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
+            tl.store(states_ptr + offsets, state, mask=mask)
+            stride = num_heads * value_size
+            _store(written_ptr + head * value_size, written, rows, has_row, stride, value_size, column, VALUES)
+        else:
+            q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+            weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * _decays(sums)
+            weights = tl.where(places[:, None] >= places[None, :], weights, 0.0)
+            out = tl.exp(sums)[:, None] * tl.dot(q, state, input_precision=PRECISION)
+            out = scale * (out + tl.dot(weights, written, input_precision=PRECISION))
+            stride = num_heads * value_size
+            _store(out_ptr + head * value_size, out, rows, has_row, stride, value_size, column, VALUES)
+        late = k * tl.exp(total - sums)[:, None]
+        state = tl.exp(total) * state + tl.dot(tl.trans(late), written, input_precision=PRECISION)
+        index += num_heads
+
+
+@triton.jit
+def _backward_kernel(
+    q_ptr,
+    k_ptr,
+    g_ptr,
+    beta_ptr,
+    dout_ptr,
+    cu_seqlens_ptr,
+    first_ptr,
+    inverses_ptr,
+    dstates_ptr,
+    dwritten_ptr,
+    num_heads,
+    heads_per_key,
+    key_size,
+    value_size,
+    scale,
+    stride_q,
+    stride_q_head,
+    stride_k,
+    stride_k_head,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """y of a text's chunks, the last one first, and the gradient of the state after each."""
+    text, head, column = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads, tl.program_id(1) * VALUES
+    begin, end = tl.load(cu_seqlens_ptr + text).to(tl.int64), tl.load(cu_seqlens_ptr + text + 1).to(tl.int64)
+    num_chunks = (end - begin + CHUNK - 1) // CHUNK
+    q_ptr += head // heads_per_key * stride_q_head
+    k_ptr += head // heads_per_key * stride_k_head
+    places, stride = tl.arange(0, CHUNK), num_heads * value_size
+    dstate = tl.zeros((KEYS, VALUES), tl.float32)
+    for done in range(0, num_chunks):
+        chunk = num_chunks - 1 - done
+        index = (tl.load(first_ptr + text) + chunk) * num_heads + head
+        rows = begin + chunk * CHUNK + places
+        has_row = rows < end
+        q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+        k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+        g = _load_number(g_ptr + head, rows, has_row, num_heads)
+        beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+        dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
+        weights = tl.dot(k, tl.trans(q), input_precision=PRECISION) * tl.trans(_decays(sums))
+        weights = tl.where(places[:, None] <= places[None, :], weights, 0.0)
+        offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
+        tl.store(dstates_ptr + offsets, dstate, mask=mask)
+        late = k * tl.exp(total - sums)[:, None]
+        dwritten = tl.dot(weights, dout, input_precision=PRECISION)
+        dwritten += tl.dot(late, dstate, input_precision=PRECISION)
+        inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
+        dwritten = tl.dot(tl.trans(inverse), dwritten, input_precision=PRECISION)
+        _store(dwritten_ptr + head * value_size, dwritten, rows, has_row, stride, value_size, column, VALUES)
+        early = tl.exp(sums)[:, None]
+        dstate = tl.exp(total) * dstate + tl.dot(tl.trans(early * q), dout, input_precision=PRECISION)
+        dv = beta[:, None] * dwritten
+        dstate -= tl.dot(tl.trans(early * k), dv, input_precision=PRECISION)
+
+
+@triton.jit
+def _store_undivided(x_ptr, dunit, unit, reciprocals, rows, has_row, stride, num_columns, COLUMNS: tl.constexpr):
+    """Writes the gradients of rows from those of the rows divided by their norms."""
+    dx = reciprocals[:, None] * (dunit - unit * tl.sum(unit * dunit, axis=1)[:, None])
+    _store(x_ptr, dx, rows, has_row, stride, num_columns, 0, COLUMNS)
+
+
+@triton.jit
+def _gradients_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    g_ptr,
+    beta_ptr,
+    dout_ptr,
+    cu_seqlens_ptr,
+    first_ptr,
+    texts_ptr,
+    states_ptr,
+    dstates_ptr,
+    written_ptr,
+    dwritten_ptr,
+    dq_ptr,
+    dk_ptr,
+    dv_ptr,
+    dg_ptr,
+    dbeta_ptr,
+    num_texts,
+    num_heads,
+    heads_per_key,
+    key_size,
+    value_size,
+    scale,
+    stride_q,
+    stride_q_head,
+    stride_k,
+    stride_k_head,
+    stride_v,
+    stride_v_head,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradients of a chunk's inputs, those of queries and keys for each head of values."""
+    chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    text = tl.load(texts_ptr + chunk)
+    if text >= num_texts:
+        return
+    begin = tl.load(cu_seqlens_ptr + text) + (chunk - tl.load(first_ptr + text)) * CHUNK
+    places = tl.arange(0, CHUNK)
+    rows = begin + places
+    has_row = rows < tl.load(cu_seqlens_ptr + text + 1)
+    q_ptr += head // heads_per_key * stride_q_head
+    k_ptr += head // heads_per_key * stride_k_head
+    k, k_reciprocals = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+    g = _load_number(g_ptr + head, rows, has_row, num_heads)
+    beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+    sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
+    early, late = tl.exp(sums), tl.exp(total - sums)
+
+    dq, dk = tl.zeros((CHUNK, KEYS), tl.float32), tl.zeros((CHUNK, KEYS), tl.float32)
+    dweights, dsystem = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+    dbeta, dsums, dtotal = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32), 0.0
+    stride = num_heads * value_size
+    for column in range(0, value_size, VALUES):
+        offsets, mask = _state_offsets(chunk * num_heads + head, key_size, value_size, column, KEYS, VALUES)
+        state = tl.load(states_ptr + offsets, mask=mask, other=0.0)
+        v = _load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
+        written = _load(written_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        dwritten = _load(dwritten_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        dv = beta[:, None] * dwritten
+        _store(dv_ptr + head * value_size, dv, rows, has_row, stride, value_size, column, VALUES)
+        read = early[:, None] * tl.dot(k, state, input_precision=PRECISION)
+        dbeta += tl.sum(dwritten * (v - read), axis=1)
+        dsums -= tl.sum(dv * read, axis=1)
+        dq += tl.dot(dout, tl.trans(state), input_precision=PRECISION)
+        dk -= early[:, None] * tl.dot(dv, tl.trans(state), input_precision=PRECISION)
+        dweights += tl.dot(dout, tl.trans(written), input_precision=PRECISION)
+        dsystem -= tl.dot(dwritten, tl.trans(written), input_precision=PRECISION)
+        dstate = tl.load(dstates_ptr + offsets, mask=mask, other=0.0)
+        dtotal += tl.exp(total) * tl.sum(state * dstate)
+        dlate = late[:, None] * tl.dot(written, tl.trans(dstate), input_precision=PRECISION)
+        dk += dlate
+        of_late = tl.sum(k * dlate, axis=1)
+        dsums -= of_late
+        dtotal += tl.sum(of_late, axis=0)
+
+    q, q_reciprocals = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+    dq *= early[:, None]
+    dsums += tl.sum(q * dq, axis=1)
+    decays = _decays(sums)
+    dweights = tl.where(places[:, None] >= places[None, :], dweights * decays, 0.0)
+    dsystem = tl.where(places[:, None] > places[None, :], dsystem * decays, 0.0)
+    products = dweights * tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
+    products = dsystem * tl.dot(k, tl.trans(k), input_precision=PRECISION)
+    dbeta += tl.sum(products, axis=1)
+    products *= beta[:, None]
+    dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
+    dsystem *= beta[:, None]
+    dq += tl.dot(dweights, k, input_precision=PRECISION)
+    dk += tl.dot(tl.trans(dweights), q, input_precision=PRECISION)
+    dk += tl.dot(dsystem + tl.trans(dsystem), k, input_precision=PRECISION)
+
+    head_rows, stride = rows * num_heads + head, num_heads * key_size
+    tl.store(dbeta_ptr + head_rows, dbeta.to(dbeta_ptr.dtype.element_ty), mask=has_row)
+    dg = tl.cumsum(dsums, axis=0, reverse=True) + dtotal
+    tl.store(dg_ptr + head_rows, dg.to(dg_ptr.dtype.element_ty), mask=has_row)
+    _store_undivided(dq_ptr + head * key_size, dq, q, q_reciprocals, rows, has_row, stride, key_size, KEYS)
+    _store_undivided(dk_ptr + head * key_size, dk, k, k_reciprocals, rows, has_row, stride, key_size, KEYS)
+
+
+class _Inputs:
+    """The inputs of a rule, whose kernels read rows in place if their last dimension is contiguous."""
+
+    def __init__(self, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks):
+        self.q, self.k, self.v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_AGE, k_AGE, v_AHF))
+        self.g, self.beta, self.chunks = g_AH.contiguous(), beta_AH.contiguous(), chunks
+        self.num_heads, self.value_size = v_AHF.shape[1:]
+        self.key_size, self.heads_per_key = k_AGE.shape[2], self.num_heads // k_AGE.shape[1]
+        # Of chunks' programs, and of texts'.
+        values = max(16, min(VALUES, triton.next_power_of_2(self.value_size)))
+        self.by_chunk = len(chunks.texts_N), self.num_heads
+        self.by_text = len(chunks.first_S) * self.num_heads, triton.cdiv(self.value_size, values)
+        precision = "tf32" if v_AHF.dtype.itemsize == 2 else "tf32x3"
+        self.keys = {"KEYS": max(16, triton.next_power_of_2(self.key_size)), "CHUNK": CHUNK, **OPTIONS}
+        self.blocks = self.keys | {"VALUES": values, "PRECISION": precision}
+
+    def per_chunk(self, *shape: int) -> Tensor:
+        """A new tensor of fp32 numbers for each chunk and head."""
+        return self.v.new_empty(*self.by_chunk, *shape, dtype=torch.float32)
+
+    def invert(self) -> Tensor:
+        inverses = self.per_chunk(CHUNK, CHUNK)
+        sizes = self.num_heads, self.heads_per_key, self.key_size
+        strides = self.k.stride()[:2]
+        num_texts = len(self.chunks.first_S)
+        _invert_kernel[self.by_chunk](
+            self.k, self.g, self.beta, *self.chunks, inverses, num_texts, *sizes, *strides, **self.keys
+        )
+        return inverses
+
+    def go_forward(self, inverses: Tensor, out: Tensor | None, states: Tensor | None, written: Tensor | None) -> None:
+        cu_seqlens, first_S, _ = self.chunks
+        inputs = self.q, self.k, self.v, self.g, self.beta
+        sizes = self.num_heads, self.heads_per_key, self.key_size, self.value_size, self.key_size**-0.5
+        strides = (*self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2])
+        _forward_kernel[self.by_text](
+            *inputs, cu_seqlens, first_S, inverses, out, states, written, *sizes, *strides, **self.blocks
+        )
+
+
+def gated_delta_rule(q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks) -> Tensor:
+    out = v_AHF.new_empty(v_AHF.shape)
+    if out.numel():
+        inputs = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks)
+        inputs.go_forward(inputs.invert(), out, None, None)
+    return out
+
+
+def gated_delta_rule_backward(
+    dout: Tensor, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks
+) -> tuple[Tensor, ...]:
+    dv, dg, dbeta = (x.new_empty(x.shape) for x in (v_AHF, g_AH, beta_AH))
+    if dv.numel() == 0:
+        return q_AGE.new_empty(q_AGE.shape), k_AGE.new_empty(k_AGE.shape), dv, dg, dbeta
+    inputs, dout = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks), dout.contiguous()
+    inverses, states = inputs.invert(), inputs.per_chunk(inputs.key_size, inputs.value_size)
+    written, dwritten, dstates = (
+        *(torch.empty_like(dv, dtype=torch.float32) for _ in range(2)),
+        torch.empty_like(states),
+    )
+    inputs.go_forward(inverses, None, states, written)
+    sizes = inputs.num_heads, inputs.heads_per_key, inputs.key_size, inputs.value_size, inputs.key_size**-0.5
+    strides = (*inputs.q.stride()[:2], *inputs.k.stride()[:2])
+    of_rows = inputs.g, inputs.beta, dout
+    _backward_kernel[inputs.by_text](
+        inputs.q, inputs.k, *of_rows, *chunks[:2], inverses, dstates, dwritten, *sizes, *strides, **inputs.blocks
+    )
+    # Heads of values that read one of keys have gradients of their own, which are summed.
+    shape = (*v_AHF.shape[:2], inputs.key_size)
+    dq, dk = (x.new_empty(shape, dtype=x.dtype if inputs.heads_per_key == 1 else torch.float32) for x in (q_AGE, k_AGE))
+    _gradients_kernel[inputs.by_chunk](
+        *(inputs.q, inputs.k, inputs.v, *of_rows, *chunks),
+        *(states, dstates, written, dwritten, dq, dk, dv, dg, dbeta, len(chunks.first_S)),
+        *(*sizes, *strides, *inputs.v.stride()[:2]),
+        **inputs.blocks,
+    )
+    if inputs.heads_per_key > 1:
+        dq, dk = (x.unflatten(1, (-1, inputs.heads_per_key)).sum(2).to(q_AGE.dtype) for x in (dq, dk))
+    return dq, dk, dv, dg, dbeta
