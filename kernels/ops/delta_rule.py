@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from . import backend, reference
 
 # Rows that kernels compute at once; and what is added to the sum of the squares of a query or a key.
-CHUNK, EPSILON = 64, 1e-6
+CHUNK, EPSILON = 32, 1e-6
 
 
 class Chunks(NamedTuple):

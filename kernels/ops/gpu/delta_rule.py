@@ -12,8 +12,9 @@ as Yang et al. (2024) do, but with S where they expand T. Backward, with dS the 
     dP = do wᵀ                 dA = -y wᵀ       the rest are products of these, and sums of rows and columns
 
 States pass from chunk to chunk in one program for each text, head and block of values' columns; all else is computed
-for all chunks side by side. Every sum is in a fixed order, so two runs are bitwise equal. Sums are fp32; products round
-their inputs to 10 bits of a mantissa in models of 16 bits, and to nearly fp32 in those of fp32, as T always is.
+for all chunks side by side. Every sum is in a fixed order, so two runs are bitwise equal. Models of bf16
+multiply in fp16, since bf16 is too coarse for keys that are alike; what has no bounds, such as a state, is divided by
+its largest number before. T, and all products of other models, are nearly those of fp32.
 
 Shapes: A rows, S texts, N chunks, G and H heads, E and F their sizes.
 """
@@ -31,6 +32,19 @@ NEARLY_FP32 = tl.constexpr("tf32x3")
 # Columns of values in a program.
 VALUES = 32
 OPTIONS = {"num_warps": 4, "num_stages": 1}
+
+
+@triton.jit
+def _dot(a, b, IN_FP32: tl.constexpr):
+    """The product of matrices of fp32 numbers, nearly in fp32 or, of numbers in its range, in fp16."""
+    return tl.dot(a, b, input_precision=NEARLY_FP32) if IN_FP32 else tl.dot(a.to(tl.float16), b.to(tl.float16))
+
+
+@triton.jit
+def _largest(a, b):
+    """The largest magnitude in two matrices, or 1 if all is zero: divided by it, they are in fp16's range."""
+    largest = tl.maximum(tl.max(tl.abs(a)), tl.max(tl.abs(b)))
+    return tl.where(largest == 0.0, 1.0, largest)
 
 
 @triton.jit
@@ -100,6 +114,7 @@ def _invert_kernel(
     stride_k_head,
     KEYS: tl.constexpr,
     CHUNK: tl.constexpr,
+    IN_FP32: tl.constexpr,
 ):
     """T of each chunk and head, from the inverses of blocks of 1, 2, 4, ... rows on the diagonal."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -112,7 +127,7 @@ def _invert_kernel(
     k, _ = _load_unit(k_ptr + head // heads_per_key * stride_k_head, rows, has_row, stride_k, key_size, KEYS)
     beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
     decays = _decays(tl.cumsum(_load_number(g_ptr + head, rows, has_row, num_heads), axis=0))
-    system = beta[:, None] * tl.dot(k, tl.trans(k), input_precision=NEARLY_FP32) * decays
+    system = beta[:, None] * _dot(k, tl.trans(k), IN_FP32) * decays
     row, column = places[:, None], places[None, :]
     inverse = tl.where(row == column, 1.0, 0.0)
     inverse -= tl.where((row == column + 1) & (row % 2 == 1), system, 0.0)
@@ -152,7 +167,7 @@ def _forward_kernel(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IN_FP32: tl.constexpr,
 ):
     """Outputs of a text's chunks, one after the other; or, without those, w and the state before each chunk."""
     text, head, column = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads, tl.program_id(1) * VALUES
@@ -170,24 +185,28 @@ def _forward_kernel(
         g = _load_number(g_ptr + head, rows, has_row, num_heads)
         beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
         sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
-        left = v - tl.exp(sums)[:, None] * tl.dot(k, state, input_precision=PRECISION)
+        largest = _largest(v, state)
+        small = state / largest
+        left = v / largest - tl.exp(sums)[:, None] * _dot(k, small, IN_FP32)
         inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
-        written = tl.dot(inverse, beta[:, None] * left, input_precision=PRECISION)
+        written = _dot(inverse, beta[:, None] * left, IN_FP32)
         if out_ptr is None:
             offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
             tl.store(states_ptr + offsets, state, mask=mask)
             stride = num_heads * value_size
-            _store(written_ptr + head * value_size, written, rows, has_row, stride, value_size, column, VALUES)
+            _store(
+                written_ptr + head * value_size, largest * written, rows, has_row, stride, value_size, column, VALUES
+            )
         else:
             q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
-            weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * _decays(sums)
+            weights = _dot(q, tl.trans(k), IN_FP32) * _decays(sums)
             weights = tl.where(places[:, None] >= places[None, :], weights, 0.0)
-            out = tl.exp(sums)[:, None] * tl.dot(q, state, input_precision=PRECISION)
-            out = scale * (out + tl.dot(weights, written, input_precision=PRECISION))
+            out = tl.exp(sums)[:, None] * _dot(q, small, IN_FP32)
+            out = scale * largest * (out + _dot(weights, written, IN_FP32))
             stride = num_heads * value_size
             _store(out_ptr + head * value_size, out, rows, has_row, stride, value_size, column, VALUES)
         late = k * tl.exp(total - sums)[:, None]
-        state = tl.exp(total) * state + tl.dot(tl.trans(late), written, input_precision=PRECISION)
+        state = largest * (tl.exp(total) * small + _dot(tl.trans(late), written, IN_FP32))
         index += num_heads
 
 
@@ -215,7 +234,7 @@ def _backward_kernel(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IN_FP32: tl.constexpr,
 ):
     """y of a text's chunks, the last one first, and the gradient of the state after each."""
     text, head, column = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads, tl.program_id(1) * VALUES
@@ -236,20 +255,20 @@ def _backward_kernel(
         beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
         dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
         sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
-        weights = tl.dot(k, tl.trans(q), input_precision=PRECISION) * tl.trans(_decays(sums))
+        weights = _dot(k, tl.trans(q), IN_FP32) * tl.trans(_decays(sums))
         weights = tl.where(places[:, None] <= places[None, :], weights, 0.0)
         offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
         tl.store(dstates_ptr + offsets, dstate, mask=mask)
-        late = k * tl.exp(total - sums)[:, None]
-        dwritten = tl.dot(weights, dout, input_precision=PRECISION)
-        dwritten += tl.dot(late, dstate, input_precision=PRECISION)
+        largest = _largest(dout, dstate)
+        dout, dstate = dout / largest, dstate / largest
+        dwritten = _dot(weights, dout, IN_FP32) + _dot(k * tl.exp(total - sums)[:, None], dstate, IN_FP32)
         inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
-        dwritten = tl.dot(tl.trans(inverse), dwritten, input_precision=PRECISION)
-        _store(dwritten_ptr + head * value_size, dwritten, rows, has_row, stride, value_size, column, VALUES)
+        dwritten = _dot(tl.trans(inverse), dwritten, IN_FP32)
+        _store(dwritten_ptr + head * value_size, largest * dwritten, rows, has_row, stride, value_size, column, VALUES)
         early = tl.exp(sums)[:, None]
-        dstate = tl.exp(total) * dstate + tl.dot(tl.trans(early * q), dout, input_precision=PRECISION)
-        dv = beta[:, None] * dwritten
-        dstate -= tl.dot(tl.trans(early * k), dv, input_precision=PRECISION)
+        dstate = tl.exp(total) * dstate + _dot(tl.trans(early * q), dout, IN_FP32)
+        dstate -= _dot(tl.trans(early * k), beta[:, None] * dwritten, IN_FP32)
+        dstate *= largest
 
 
 @triton.jit
@@ -294,7 +313,7 @@ def _gradients_kernel(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    IN_FP32: tl.constexpr,
 ):
     """The gradients of a chunk's inputs, those of queries and keys for each head of values."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -324,19 +343,24 @@ def _gradients_kernel(
         written = _load(written_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
         dwritten = _load(dwritten_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
         dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        dstate = tl.load(dstates_ptr + offsets, mask=mask, other=0.0)
         dv = beta[:, None] * dwritten
         _store(dv_ptr + head * value_size, dv, rows, has_row, stride, value_size, column, VALUES)
-        read = early[:, None] * tl.dot(k, state, input_precision=PRECISION)
+        dtotal += tl.exp(total) * tl.sum(state * dstate)
+        largest = _largest(state, written)
+        state, written = state / largest, written / largest
+        read = largest * early[:, None] * _dot(k, state, IN_FP32)
         dbeta += tl.sum(dwritten * (v - read), axis=1)
         dsums -= tl.sum(dv * read, axis=1)
-        dq += tl.dot(dout, tl.trans(state), input_precision=PRECISION)
-        dk -= early[:, None] * tl.dot(dv, tl.trans(state), input_precision=PRECISION)
-        dweights += tl.dot(dout, tl.trans(written), input_precision=PRECISION)
-        dsystem -= tl.dot(dwritten, tl.trans(written), input_precision=PRECISION)
-        dstate = tl.load(dstates_ptr + offsets, mask=mask, other=0.0)
-        dtotal += tl.exp(total) * tl.sum(state * dstate)
-        dlate = late[:, None] * tl.dot(written, tl.trans(dstate), input_precision=PRECISION)
-        dk += dlate
+        largest_gradient = tl.maximum(_largest(dout, dstate), _largest(dwritten, dv))
+        dout, dstate = dout / largest_gradient, dstate / largest_gradient
+        dwritten, dv = dwritten / largest_gradient, dv / largest_gradient
+        largest *= largest_gradient
+        dq += largest * _dot(dout, tl.trans(state), IN_FP32)
+        dweights += largest * _dot(dout, tl.trans(written), IN_FP32)
+        dsystem -= largest * _dot(dwritten, tl.trans(written), IN_FP32)
+        dlate = largest * late[:, None] * _dot(written, tl.trans(dstate), IN_FP32)
+        dk += dlate - largest * early[:, None] * _dot(dv, tl.trans(state), IN_FP32)
         of_late = tl.sum(k * dlate, axis=1)
         dsums -= of_late
         dtotal += tl.sum(of_late, axis=0)
@@ -347,16 +371,17 @@ def _gradients_kernel(
     decays = _decays(sums)
     dweights = tl.where(places[:, None] >= places[None, :], dweights * decays, 0.0)
     dsystem = tl.where(places[:, None] > places[None, :], dsystem * decays, 0.0)
-    products = dweights * tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    products = dweights * _dot(q, tl.trans(k), IN_FP32)
     dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
-    products = dsystem * tl.dot(k, tl.trans(k), input_precision=PRECISION)
+    products = dsystem * _dot(k, tl.trans(k), IN_FP32)
     dbeta += tl.sum(products, axis=1)
     products *= beta[:, None]
     dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
     dsystem *= beta[:, None]
-    dq += tl.dot(dweights, k, input_precision=PRECISION)
-    dk += tl.dot(tl.trans(dweights), q, input_precision=PRECISION)
-    dk += tl.dot(dsystem + tl.trans(dsystem), k, input_precision=PRECISION)
+    largest = _largest(dweights, dsystem)
+    dweights, dsystem = dweights / largest, dsystem / largest
+    dq += largest * _dot(dweights, k, IN_FP32)
+    dk += largest * (_dot(tl.trans(dweights), q, IN_FP32) + _dot(dsystem + tl.trans(dsystem), k, IN_FP32))
 
     head_rows, stride = rows * num_heads + head, num_heads * key_size
     tl.store(dbeta_ptr + head_rows, dbeta.to(dbeta_ptr.dtype.element_ty), mask=has_row)
@@ -378,9 +403,9 @@ class _Inputs:
         values = max(16, min(VALUES, triton.next_power_of_2(self.value_size)))
         self.by_chunk = len(chunks.texts_N), self.num_heads
         self.by_text = len(chunks.first_S) * self.num_heads, triton.cdiv(self.value_size, values)
-        precision = "tf32" if v_AHF.dtype.itemsize == 2 else "tf32x3"
         self.keys = {"KEYS": max(16, triton.next_power_of_2(self.key_size)), "CHUNK": CHUNK, **OPTIONS}
-        self.blocks = self.keys | {"VALUES": values, "PRECISION": precision}
+        self.keys["IN_FP32"] = v_AHF.dtype != torch.bfloat16
+        self.blocks = self.keys | {"VALUES": values}
 
     def per_chunk(self, *shape: int) -> Tensor:
         """A new tensor of fp32 numbers for each chunk and head."""
