@@ -100,7 +100,7 @@ class _FilledWithNan(TorchDispatchMode):
 
 TRIED = (
     *("move_rows", "reduce_rows", "rms_norm", "rotate", "short_attention", "gated", "cross_entropy", "lora"),
-    *("joined_lora", "products", "adamw", "prune", "copies", "four_bits", "four_bit_products"),
+    *("joined_lora", "products", "adamw", "prune", "copies", "four_bits", "four_bit_products", "delta_rule"),
 )
 
 
@@ -202,6 +202,14 @@ class _Trial:
 
     def four_bit_products(self) -> Iterable[Tensor]:
         return self._by_two_weights([self._in_4_bits(48), self._in_4_bits(24)], joined=True)
+
+    def delta_rule(self) -> Iterable[Tensor]:
+        chunks = ops.Chunks.of(torch.tensor([0, 40, 40, 50], dtype=torch.int32, device=self.device), 50)
+
+        def attend(q, k, v, decays, strengths):
+            return ops.gated_delta_rule(q, k, v, -decays.exp(), strengths.sigmoid(), chunks)
+
+        return self.with_gradients(attend, (50, 2, 16), (50, 2, 16), (50, 4, 16), (50, 4), (50, 4))
 
     def _by_two_weights(self, weights, *, joined: bool) -> list[Tensor]:
         def multiply(x, *adapters):

@@ -14,7 +14,7 @@ as Yang et al. (2024) do, but with S where they expand T. Backward, with dS the 
 States pass from chunk to chunk in one program for each text, head and block of values' columns; all else is computed
 for all chunks side by side. Every sum is in a fixed order, so two runs are bitwise equal. Models of bf16
 multiply in fp16, since bf16 is too coarse for keys that are alike; what has no bounds, such as a state, is divided by
-its largest number before. T, and all products of other models, are nearly those of fp32.
+its largest number before. T is nearly that of fp32, and other models multiply in fp32.
 
 Shapes: A rows, S texts, N chunks, G and H heads, E and F their sizes.
 """
@@ -24,20 +24,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..delta_rule import CHUNK, EPSILON
+from ..delta_rule import CHUNK, EPSILON, Chunks
 
 EPS = tl.constexpr(EPSILON)
-# Of TF32 inputs to tensor cores, three of which make a product of nearly fp32.
-NEARLY_FP32 = tl.constexpr("tf32x3")
-# Columns of values in a program.
-VALUES = 32
-OPTIONS = {"num_warps": 4, "num_stages": 1}
+# Columns of values in programs for a text and for a chunk, in models of bf16, and in programs of other models, whose
+# operands take twice the room and more.
+OF_TEXTS, OF_CHUNKS, IN_FP32 = 64, 32, 16
 
 
 @triton.jit
 def _dot(a, b, IN_FP32: tl.constexpr):
-    """The product of matrices of fp32 numbers, nearly in fp32 or, of numbers in its range, in fp16."""
-    return tl.dot(a, b, input_precision=NEARLY_FP32) if IN_FP32 else tl.dot(a.to(tl.float16), b.to(tl.float16))
+    """The product of matrices of fp32 numbers, in fp32 or, if they are in its range, in fp16."""
+    return tl.dot(a, b, input_precision="ieee") if IN_FP32 else tl.dot(a.to(tl.float16), b.to(tl.float16))
 
 
 @triton.jit
@@ -135,7 +133,7 @@ def _invert_kernel(
         # The lower left quarter of each block of twice the size.
         quarter = (row >> level == (column >> level) + 1) & ((row >> level) % 2 == 1)
         part = tl.where(quarter, system, 0.0)
-        part = tl.dot(tl.dot(inverse, part, input_precision=NEARLY_FP32), inverse, input_precision=NEARLY_FP32)
+        part = tl.dot(tl.dot(inverse, part, input_precision="tf32x3"), inverse, input_precision="tf32x3")
         inverse -= part
     tl.store(inverses_ptr + _square_offsets(chunk * num_heads + head, CHUNK), inverse)
 
@@ -205,8 +203,8 @@ def _forward_kernel(
             out = scale * largest * (out + _dot(weights, written, IN_FP32))
             stride = num_heads * value_size
             _store(out_ptr + head * value_size, out, rows, has_row, stride, value_size, column, VALUES)
-        late = k * tl.exp(total - sums)[:, None]
-        state = largest * (tl.exp(total) * small + _dot(tl.trans(late), written, IN_FP32))
+        written *= tl.exp(total - sums)[:, None]
+        state = largest * (tl.exp(total) * small + _dot(tl.trans(k), written, IN_FP32))
         index += num_heads
 
 
@@ -249,25 +247,26 @@ def _backward_kernel(
         index = (tl.load(first_ptr + text) + chunk) * num_heads + head
         rows = begin + chunk * CHUNK + places
         has_row = rows < end
-        q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
-        k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
-        g = _load_number(g_ptr + head, rows, has_row, num_heads)
-        beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
         dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
-        sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
-        weights = _dot(k, tl.trans(q), IN_FP32) * tl.trans(_decays(sums))
-        weights = tl.where(places[:, None] <= places[None, :], weights, 0.0)
         offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
         tl.store(dstates_ptr + offsets, dstate, mask=mask)
         largest = _largest(dout, dstate)
         dout, dstate = dout / largest, dstate / largest
-        dwritten = _dot(weights, dout, IN_FP32) + _dot(k * tl.exp(total - sums)[:, None], dstate, IN_FP32)
+        g = _load_number(g_ptr + head, rows, has_row, num_heads)
+        sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
+        k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+        dwritten = tl.exp(total - sums)[:, None] * _dot(k, dstate, IN_FP32)
+        q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+        weights = _dot(k, tl.trans(q), IN_FP32) * tl.trans(_decays(sums))
+        weights = tl.where(places[:, None] <= places[None, :], weights, 0.0)
+        dwritten += _dot(weights, dout, IN_FP32)
+        early = tl.exp(sums)[:, None]
+        dstate = tl.exp(total) * dstate + _dot(tl.trans(q), early * dout, IN_FP32)
         inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
         dwritten = _dot(tl.trans(inverse), dwritten, IN_FP32)
         _store(dwritten_ptr + head * value_size, largest * dwritten, rows, has_row, stride, value_size, column, VALUES)
-        early = tl.exp(sums)[:, None]
-        dstate = tl.exp(total) * dstate + _dot(tl.trans(early * q), dout, IN_FP32)
-        dstate -= _dot(tl.trans(early * k), beta[:, None] * dwritten, IN_FP32)
+        beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+        dstate -= _dot(tl.trans(k), (early * beta[:, None]) * dwritten, IN_FP32)
         dstate *= largest
 
 
@@ -326,7 +325,7 @@ def _gradients_kernel(
     has_row = rows < tl.load(cu_seqlens_ptr + text + 1)
     q_ptr += head // heads_per_key * stride_q_head
     k_ptr += head // heads_per_key * stride_k_head
-    k, k_reciprocals = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+    k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
     g = _load_number(g_ptr + head, rows, has_row, num_heads)
     beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
     sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
@@ -365,7 +364,9 @@ def _gradients_kernel(
         dsums -= of_late
         dtotal += tl.sum(of_late, axis=0)
 
+    # Keys are read again, so that registers hold them once, as the operand of products, until here.
     q, q_reciprocals = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+    k, k_reciprocals = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
     dq *= early[:, None]
     dsums += tl.sum(q * dq, axis=1)
     decays = _decays(sums)
@@ -394,44 +395,56 @@ def _gradients_kernel(
 class _Inputs:
     """The inputs of a rule, whose kernels read rows in place if their last dimension is contiguous."""
 
-    def __init__(self, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks):
+    def __init__(self, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks):
         self.q, self.k, self.v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_AGE, k_AGE, v_AHF))
         self.g, self.beta, self.chunks = g_AH.contiguous(), beta_AH.contiguous(), chunks
-        self.num_heads, self.value_size = v_AHF.shape[1:]
+        self.num_texts, (self.num_heads, self.value_size) = len(chunks.first_S), v_AHF.shape[1:]
         self.key_size, self.heads_per_key = k_AGE.shape[2], self.num_heads // k_AGE.shape[1]
-        # Of chunks' programs, and of texts'.
-        values = max(16, min(VALUES, triton.next_power_of_2(self.value_size)))
-        self.by_chunk = len(chunks.texts_N), self.num_heads
-        self.by_text = len(chunks.first_S) * self.num_heads, triton.cdiv(self.value_size, values)
-        self.keys = {"KEYS": max(16, triton.next_power_of_2(self.key_size)), "CHUNK": CHUNK, **OPTIONS}
-        self.keys["IN_FP32"] = v_AHF.dtype != torch.bfloat16
-        self.blocks = self.keys | {"VALUES": values}
+        self.sizes = self.num_heads, self.heads_per_key, self.key_size, self.value_size, self.key_size**-0.5
+        self.strides = (*self.q.stride()[:2], *self.k.stride()[:2])
+        self.of_chunks = len(chunks.texts_N), self.num_heads
+        in_fp32 = v_AHF.dtype != torch.bfloat16
+        keys = max(16, triton.next_power_of_2(self.key_size))
+        self.options = {"KEYS": keys, "CHUNK": CHUNK, "IN_FP32": in_fp32, "num_warps": 4, "num_stages": 1}
 
-    def per_chunk(self, *shape: int) -> Tensor:
+    def values(self, most: int) -> int:
+        """Columns of values in a program."""
+        return max(16, min(IN_FP32 if self.options["IN_FP32"] else most, triton.next_power_of_2(self.value_size)))
+
+    @property
+    def by_text(self) -> tuple[tuple[int, int], dict]:
+        """The grid and the options of kernels with a program for each text, head and block of values' columns."""
+        values = self.values(OF_TEXTS)
+        grid = self.num_texts * self.num_heads, triton.cdiv(self.value_size, values)
+        return grid, self.options | {"VALUES": values}
+
+    def of_each_chunk(self, *shape: int) -> Tensor:
         """A new tensor of fp32 numbers for each chunk and head."""
-        return self.v.new_empty(*self.by_chunk, *shape, dtype=torch.float32)
+        return self.v.new_empty(*self.of_chunks, *shape, dtype=torch.float32)
 
     def invert(self) -> Tensor:
-        inverses = self.per_chunk(CHUNK, CHUNK)
-        sizes = self.num_heads, self.heads_per_key, self.key_size
-        strides = self.k.stride()[:2]
-        num_texts = len(self.chunks.first_S)
-        _invert_kernel[self.by_chunk](
-            self.k, self.g, self.beta, *self.chunks, inverses, num_texts, *sizes, *strides, **self.keys
+        """T of each chunk and head, [N, H, CHUNK, CHUNK]."""
+        inverses, strides = self.of_each_chunk(CHUNK, CHUNK), self.k.stride()[:2]
+        _invert_kernel[self.of_chunks](
+            *(self.k, self.g, self.beta, *self.chunks, inverses, self.num_texts),
+            *(*self.sizes[:3], *strides),
+            **self.options,
         )
         return inverses
 
     def go_forward(self, inverses: Tensor, out: Tensor | None, states: Tensor | None, written: Tensor | None) -> None:
-        cu_seqlens, first_S, _ = self.chunks
-        inputs = self.q, self.k, self.v, self.g, self.beta
-        sizes = self.num_heads, self.heads_per_key, self.key_size, self.value_size, self.key_size**-0.5
-        strides = (*self.q.stride()[:2], *self.k.stride()[:2], *self.v.stride()[:2])
-        _forward_kernel[self.by_text](
-            *inputs, cu_seqlens, first_S, inverses, out, states, written, *sizes, *strides, **self.blocks
+        """Writes the outputs, or the states [N, H, E, F] before chunks and what is written to them, w [A, H, F]."""
+        grid, options = self.by_text
+        _forward_kernel[grid](
+            *(self.q, self.k, self.v, self.g, self.beta, *self.chunks[:2], inverses, out, states, written),
+            *(*self.sizes, *self.strides, *self.v.stride()[:2]),
+            **options,
         )
 
 
-def gated_delta_rule(q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks) -> Tensor:
+def gated_delta_rule(
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks
+) -> Tensor:
     out = v_AHF.new_empty(v_AHF.shape)
     if out.numel():
         inputs = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks)
@@ -440,32 +453,30 @@ def gated_delta_rule(q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, 
 
 
 def gated_delta_rule_backward(
-    dout: Tensor, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks
+    dout: Tensor, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks
 ) -> tuple[Tensor, ...]:
     dv, dg, dbeta = (x.new_empty(x.shape) for x in (v_AHF, g_AH, beta_AH))
     if dv.numel() == 0:
         return q_AGE.new_empty(q_AGE.shape), k_AGE.new_empty(k_AGE.shape), dv, dg, dbeta
     inputs, dout = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks), dout.contiguous()
-    inverses, states = inputs.invert(), inputs.per_chunk(inputs.key_size, inputs.value_size)
-    written, dwritten, dstates = (
-        *(torch.empty_like(dv, dtype=torch.float32) for _ in range(2)),
-        torch.empty_like(states),
-    )
+    inverses, of_rows = inputs.invert(), (inputs.g, inputs.beta, dout)
+    states, dstates = (inputs.of_each_chunk(inputs.key_size, inputs.value_size) for _ in range(2))
+    written, dwritten = (dv.new_empty(dv.shape, dtype=torch.float32) for _ in range(2))
     inputs.go_forward(inverses, None, states, written)
-    sizes = inputs.num_heads, inputs.heads_per_key, inputs.key_size, inputs.value_size, inputs.key_size**-0.5
-    strides = (*inputs.q.stride()[:2], *inputs.k.stride()[:2])
-    of_rows = inputs.g, inputs.beta, dout
-    _backward_kernel[inputs.by_text](
-        inputs.q, inputs.k, *of_rows, *chunks[:2], inverses, dstates, dwritten, *sizes, *strides, **inputs.blocks
+    grid, options = inputs.by_text
+    _backward_kernel[grid](
+        *(inputs.q, inputs.k, *of_rows, *chunks[:2], inverses, dstates, dwritten),
+        *(*inputs.sizes, *inputs.strides),
+        **options,
     )
-    # Heads of values that read one of keys have gradients of their own, which are summed.
+    # Heads of values that read one head of keys have gradients of their own, which are summed.
     shape = (*v_AHF.shape[:2], inputs.key_size)
     dq, dk = (x.new_empty(shape, dtype=x.dtype if inputs.heads_per_key == 1 else torch.float32) for x in (q_AGE, k_AGE))
-    _gradients_kernel[inputs.by_chunk](
-        *(inputs.q, inputs.k, inputs.v, *of_rows, *chunks),
-        *(states, dstates, written, dwritten, dq, dk, dv, dg, dbeta, len(chunks.first_S)),
-        *(*sizes, *strides, *inputs.v.stride()[:2]),
-        **inputs.blocks,
+    _gradients_kernel[inputs.of_chunks](
+        *(inputs.q, inputs.k, inputs.v, *of_rows, *chunks, states, dstates, written, dwritten),
+        *(dq, dk, dv, dg, dbeta, inputs.num_texts),
+        *(*inputs.sizes, *inputs.strides, *inputs.v.stride()[:2]),
+        **inputs.options | {"VALUES": inputs.values(OF_CHUNKS)},
     )
     if inputs.heads_per_key > 1:
         dq, dk = (x.unflatten(1, (-1, inputs.heads_per_key)).sum(2).to(q_AGE.dtype) for x in (dq, dk))
