@@ -136,11 +136,11 @@ PUBLIC = {
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments
+        ACTIVATIONS ActiveRows AdamW Chunks FourBits GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
-        gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
+        gated gated_delta_rule gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
-        sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
+        sequence_attention_ short_convolution shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.serve.client": """
         Client ServerError

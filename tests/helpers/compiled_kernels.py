@@ -83,6 +83,7 @@ def launches(shared_memory: int, parts: list[str]):
         of_dtype = f" in {dtype.itemsize} bytes"
         yield from [partial(multiply_loras, rank, dtype)] * (f"highest ranks{of_dtype}" in parts)
         yield from [partial(multiply_rows, dtype, shared_memory)] * (f"products{of_dtype}" in parts)
+    yield from [convolve] * ("short convolutions" in parts)
     yield from (partial(multiply_in_4_bits, num_rows) for num_rows in (64, 128) if "4 bits" in parts)
 
 
@@ -134,6 +135,14 @@ def multiply_in_4_bits(num_rows):
         kernels.outputs_and_low(x, weights, columns, stacked_A)
         kernels.inputs_and_low(dout, weights, columns, 256, stacked_B, 1.0)
     backend.kernels("four_bits").dequantise(weights, [torch.zeros(each, 256).bfloat16() for each in columns])
+
+
+def convolve():
+    x, weight, positions = torch.zeros(64, 2048).bfloat16(), torch.zeros(2048, 4).bfloat16(), torch.zeros(64).int()
+    kernels, given = backend.kernels("short_convolution"), (weight, weight[:, 0], positions, "silu")
+    kernels.short_convolution(x, *given)
+    for needs_dweight in (False, True):
+        kernels.short_convolution_backward(x, x, *given, needs_dweight=needs_dweight)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
