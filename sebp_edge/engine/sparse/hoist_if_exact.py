@@ -123,7 +123,7 @@ class HoistedIfExact(Hoisted):
                     hidden_AD = self._hidden_states(tokens, restricted=False)
                 if reads_other_rows(hidden_AD[rows], embedded, rows):
                     raise SparsityError("its sequences would read each other outside of attention.")
-        if not self._restarts.layers:
+        if not self._restarts.padded:
             return
         with varied(self.model):
             one, same, other = (self._hidden_states(tokens, False, padding=each) for each in (0.0, 0.0, 1.0))
