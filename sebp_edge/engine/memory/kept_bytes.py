@@ -78,9 +78,7 @@ class _Meter:
         for number, block in enumerate(blocks_of(model)):
             self._count_in(block, (number, False))
             for layer in layers_with_state(block):
-                layer.register_forward_pre_hook(
-                    lambda _, args, kwargs: (args, without_texts(kwargs)), with_kwargs=True
-                )
+                layer.register_forward_pre_hook(lambda _, args, kwargs: (args, without_texts(kwargs)), with_kwargs=True)
                 if runs_packed(layer, packs_rules):
                     layer.forward = packed_forward(layer, lambda: self._texts, self._attend)
                     continue
