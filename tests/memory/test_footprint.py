@@ -34,7 +34,7 @@ from sebp_edge.engine.models.catalog import bundled_config, resolve
 from sebp_edge.engine.models.known_models import recall_model
 from sebp_edge.engine.models.shape import LinearShape
 from sebp_edge.engine.sparse.hoist import Hoisted
-from sebp_edge.engine.sparse.patches import counts, norms_and_mlps, packed_layers
+from sebp_edge.engine.sparse.patches import counts, norms_and_mlps
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.training import loop, run
 from sebp_edge.events import StepDone, TrainingStarted
@@ -116,10 +116,9 @@ def operations_of_a_gpu():
 
 @contextmanager
 def kernels_of_linear_attention():
-    """Makes linear attention run on packed texts, and keep what its kernels do; computes zeros."""
+    """Makes linear attention on packed texts keep what its kernels do; computes zeros."""
     kernels = SimpleNamespace(gated_delta_rule=lambda q, k, v, *others: torch.zeros_like(v))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed_layers, "runs_kernels", lambda tensor: True)
         own = SimpleNamespace(runs_kernels=lambda tensor: True, kernels=lambda name: kernels)
         patch.setattr(delta_rule, "backend", own)
         yield
@@ -139,7 +138,7 @@ def check_kept(
     with ExitStack() as contexts:
         contexts.enter_context(operations_of_a_gpu() if on_gpu else nullcontext())
         contexts.enter_context(kernels_of_linear_attention() if attends_linearly else nullcontext())
-        hoisted = contexts.enter_context(Hoisted(model, checkpoints=checkpoints))
+        hoisted = contexts.enter_context(Hoisted(model, checkpoints=checkpoints, packs_rules=attends_linearly))
         tokens = some_tokens(7, 41)
         saved = bytes_saved_by_autograd(model, hoisted, tokens)
     predicted = Activations(setup).kept(tokens.sizes)
