@@ -83,6 +83,11 @@ def test_a_layer_that_mixes_rows_otherwise_or_was_changed_is_not_packed():
     assert not runs_packed(wrapped)
     assert not runs_packed(offloaded)
 
+    class Doubled(Layer):
+        forward = functools.wraps(Layer.forward)(lambda layer, x: 2 * Layer.forward(layer, x))
+
+    assert not runs_packed(Doubled())
+
 
 @pytest.mark.parametrize(
     ("options", "named"),

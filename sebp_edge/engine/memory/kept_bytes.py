@@ -27,22 +27,21 @@ def measure_kept(model: nn.Module, *, without_blocks: bool = False) -> tuple[Kep
     model.set_attn_implementation(ATTENTION)
     for block in blocks_of(model) if without_blocks else ():
         block.forward = lambda hidden, *_args, **_kwargs: hidden
-    padded, packed = _Meter(model, packs_rules=False), None
+    has_state = [any(layers_with_state(block)) for block in blocks_of(model)]
+    padded = _Meter(model, packs_rules=False)
     of_padded, of_one_row = _bytes_by_run(padded), padded.read(1)
-    with_state = [list(layers_with_state(block)) for block in blocks_of(model)]
-    if any(runs_packed(layer, True) and not runs_packed(layer, False) for layers in with_state for layer in layers):
-        packed = _Meter(model, packs_rules=True)
-        of_packed = _bytes_by_run(packed)
+    packed = _Meter(model, packs_rules=True)
+    packed.read(1)
+    of_packed = _bytes_by_run(packed) if packed.rules else []
 
     def kept(block: int | None) -> Kept:
         by_run = tuple((each.get((block, False), 0), each.get((block, True), 0)) for each in of_padded)
         # A text of one row keeps as much as one of a chunk, or nearly: some of it is not in chunks.
         num_rows = round(of_one_row[block, True] / by_run[-1][1]) if by_run[-1][1] else 1
         rule = None
-        if packed is not None and block in packed.rules:
+        if block in packed.rules:
             rule = PackedRule(tuple(each[block, False] for each in of_packed), *packed.rules[block])
-        has_state = block is not None and bool(with_state[block])
-        return Kept(by_run, 1 << max(0, num_rows - 1).bit_length(), has_state, rule)
+        return Kept(by_run, 1 << max(0, num_rows - 1).bit_length(), block is not None and has_state[block], rule)
 
     return kept(None), [kept(block) for block in range(len(blocks_of(model)))]
 

@@ -7,7 +7,6 @@ Shapes: A active rows, S sequences, C channels of a convolution with K columns; 
 H heads of values, of size F.
 """
 
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -25,7 +24,6 @@ CONVOLUTION, RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 _OF_CACHES_AND_MASKS = {"causal_conv1d_update", "torch_recurrent_gated_delta_rule", "apply_mask_to_padding_states"}
 # Keywords that say where texts begin among packed rows. A layer that attends without them raises an error.
 _OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
-
 # Keywords that transformers' layers pass on to attention and to convolutions, and that have no effect there.
 _WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
 
@@ -54,7 +52,9 @@ def runs_packed(layer: nn.Module, packs_rules: bool | None = None) -> bool:
     # By hooks of its parts, transformers' own forward moves weights that accelerate keeps elsewhere.
     if is_wrapped(layer) or any(hasattr(child, "_hf_hook") for child in layer.children()):
         return False
-    own = inspect.unwrap(type(layer).forward)
+    own = _own_forward(layer)
+    if not isinstance(own, FunctionType):
+        return False
     functions = {name for name in _names_in(own.__code__) if isinstance(own.__globals__.get(name), FunctionType)}
     is_known = CONVOLUTION in functions and functions <= {CONVOLUTION, RULE} | _OF_CACHES_AND_MASKS
     if RULE not in functions or not is_known:
@@ -67,7 +67,7 @@ def packed_forward(
 ) -> Callable:
     """Returns a forward on the active rows [1, A, ...] of the texts that `texts` returns; computes linear attention by
     `rule`."""
-    own = inspect.unwrap(type(layer).forward)
+    own = _own_forward(layer)
     names = own.__globals__ | {CONVOLUTION: partial(_convolve, texts), RULE: partial(_attend, texts, rule)}
     packed = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
     packed.__kwdefaults__ = own.__kwdefaults__
@@ -82,6 +82,14 @@ def without_texts(kwargs: dict) -> dict:
 def unknown_options(others: dict) -> list[str]:
     """Returns the names of those that may change what is computed."""
     return [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
+
+
+def _own_forward(layer: nn.Module) -> Callable:
+    """The forward of the layer's class, without transformers' own decorators."""
+    own = type(layer).forward
+    while hasattr(own, "__wrapped__") and own.__globals__["__name__"].startswith("transformers."):
+        own = own.__wrapped__
+    return own
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
