@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 51_917
+MAX_LINES = 52_156
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,11 +63,11 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_974,
     "engine": 9,
-    "engine.memory": 1_747,
-    "engine.models": 4_768,
+    "engine.memory": 1_787,
+    "engine.models": 4_785,
     "engine.models.gguf": 1_389,
-    "engine.sparse": 1_643,
-    "engine.sparse.patches": 2_516,
+    "engine.sparse": 1_644,
+    "engine.sparse.patches": 2_697,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_989,
     "export": 1_854,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_294
+MAX_LINES_OF_TESTS = 57_783
 MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.
@@ -136,11 +136,11 @@ PUBLIC = {
         PreparationProgress Sink Started StepDone TensorWritten TextsRead TrainingStarted Waiting message new_job silent
     """,
     "sebp_edge.ops": """
-        ACTIVATIONS ActiveRows AdamW FourBits GatedInputs LoraGroup LoraProjection Moments
+        ACTIVATIONS ActiveRows AdamW Chunks FourBits GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
-        gated gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
+        gated gated_delta_rule gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
-        sequence_attention_ shrink_pruned_ sparse_linear sparse_rowwise tuning
+        sequence_attention_ short_convolution shrink_pruned_ sparse_linear sparse_rowwise tuning
     """,
     "sebp_edge.serve.client": """
         Client ServerError

@@ -22,6 +22,7 @@ from .quantised import FourBits, QuantisedScales, QuantisedWeight, ScratchBuffer
 from .rms_norm import rms_norm
 from .rows import ActiveRows, Rows, Selector
 from .select_rows import detect, nonzero_rows, row_norms, select_rows
+from .short_convolution import short_convolution
 from .sparse_linear import sparse_linear
 from .sparse_rowwise import sparse_rowwise
 
@@ -62,6 +63,7 @@ __all__ = [
     "scatter_rows",
     "select_rows",
     "sequence_attention_",
+    "short_convolution",
     "shrink_pruned_",
     "sparse_linear",
     "sparse_rowwise",

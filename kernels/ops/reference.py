@@ -2,9 +2,11 @@
 
 Kernels of the same name are in `gpu/`; where their results differ, the docstrings here say so.
 
-Shapes: N rows (batch times time), A active rows, K columns; C loss rows, V vocabulary; D hidden or head size; P
-elements of a weight in Q blocks.
+Shapes: N rows (batch times time), A active rows, K columns; C loss rows or channels, V vocabulary; D hidden or head
+size; P elements of a weight in Q blocks.
 """
+
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -146,6 +148,55 @@ def gated_lora_backward(
 
 def _activate(gate: Tensor, activation: str) -> Tensor:
     return F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+
+
+def short_convolution(
+    x_AC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, positions_A: Tensor, activation: str | None
+) -> Tensor:
+    """y of `ops/short_convolution.py`, [A, C]."""
+    z_AC = _convolved(x_AC, weight_CK, bias_C, positions_A)
+    return (z_AC if activation is None else F.silu(z_AC)).to(x_AC.dtype)
+
+
+def short_convolution_backward(
+    dout_AC: Tensor,
+    x_AC: Tensor,
+    weight_CK: Tensor,
+    bias_C: Tensor | None,
+    positions_A: Tensor,
+    activation: str | None,
+    *,
+    needs_dweight: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dx; and dw and db, if needed."""
+    dz_AC = _at_least_fp32(dout_AC)
+    if activation is not None:
+        dz_AC = torch.ops.aten.silu_backward(dz_AC, _convolved(x_AC, weight_CK, bias_C, positions_A))
+    dx_AC, dweight_CK = torch.zeros_like(dz_AC), torch.zeros_like(weight_CK)
+    for distance, column, has_row in _distances(weight_CK, positions_A):
+        num_rows = len(has_row)
+        dz_of_readers = dz_AC[distance:].where(has_row, 0)
+        dx_AC[:num_rows] += dz_of_readers * weight_CK[:, column]
+        if needs_dweight:
+            dweight_CK[:, column] = (dz_of_readers * x_AC[:num_rows].where(has_row, 0)).sum(dim=0)
+    if not needs_dweight:
+        return dx_AC.to(x_AC.dtype), None, None
+    return dx_AC.to(x_AC.dtype), dweight_CK, None if bias_C is None else dz_AC.sum(dim=0).to(bias_C.dtype)
+
+
+def _convolved(x_AC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, positions_A: Tensor) -> Tensor:
+    z_AC = torch.zeros_like(_at_least_fp32(x_AC)) if bias_C is None else _at_least_fp32(bias_C).repeat(len(x_AC), 1)
+    for distance, column, has_row in _distances(weight_CK, positions_A):
+        # Not by multiplication: a row of another text may be infinite.
+        z_AC[distance:] += _at_least_fp32(x_AC[: len(has_row)]).where(has_row, 0) * weight_CK[:, column]
+    return z_AC
+
+
+def _distances(weight_CK: Tensor, positions_A: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """How far each column of the weight reaches back, and whether each row from there on has such a row, [A - d, 1]."""
+    num_columns = weight_CK.shape[1]
+    for distance in range(min(num_columns, len(positions_A))):
+        yield distance, num_columns - 1 - distance, (positions_A[distance:] >= distance)[:, None]
 
 
 def _at_least_fp32(x: Tensor) -> Tensor:

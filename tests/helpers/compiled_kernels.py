@@ -83,7 +83,8 @@ def launches(shared_memory: int, parts: list[str]):
         of_dtype = f" in {dtype.itemsize} bytes"
         yield from [partial(multiply_loras, rank, dtype)] * (f"highest ranks{of_dtype}" in parts)
         yield from [partial(multiply_rows, dtype, shared_memory)] * (f"products{of_dtype}" in parts)
-        yield from [partial(attend_linearly, dtype)] * (f"linear attention{of_dtype}" in parts)
+    yield from [attend_linearly] * ("linear attention" in parts)
+    yield from [convolve] * ("short convolutions" in parts)
     yield from (partial(multiply_in_4_bits, num_rows) for num_rows in (64, 128) if "4 bits" in parts)
 
 
@@ -109,9 +110,9 @@ def multiply_rows(dtype, shared_memory):
         kernels.dweight(dout, x, rows, tiles, x_has_all_rows=False, with_bias=True)
 
 
-def attend_linearly(dtype):
+def attend_linearly():
     """With the largest heads of published models."""
-    heads, decays, chunks = torch.zeros(64, 2, 128, dtype=dtype), torch.zeros(64, 2), torch.zeros(2).int()
+    heads, decays, chunks = torch.zeros(64, 2, 128).bfloat16(), torch.zeros(64, 2), torch.zeros(2).int()
     inputs, kernels = (heads, heads, heads, decays, decays), backend.kernels("delta_rule")
     kernels.gated_delta_rule(*inputs, Chunks(chunks, chunks[:1], chunks))
     kernels.gated_delta_rule_backward(heads, *inputs, Chunks(chunks, chunks[:1], chunks))
@@ -143,6 +144,14 @@ def multiply_in_4_bits(num_rows):
         kernels.outputs_and_low(x, weights, columns, stacked_A)
         kernels.inputs_and_low(dout, weights, columns, 256, stacked_B, 1.0)
     backend.kernels("four_bits").dequantise(weights, [torch.zeros(each, 256).bfloat16() for each in columns])
+
+
+def convolve():
+    x, weight, positions = torch.zeros(64, 2048).bfloat16(), torch.zeros(2048, 4).bfloat16(), torch.zeros(64).int()
+    kernels, given = backend.kernels("short_convolution"), (weight, weight[:, 0], positions, "silu")
+    kernels.short_convolution(x, *given)
+    for needs_dweight in (False, True):
+        kernels.short_convolution_backward(x, x, *given, needs_dweight=needs_dweight)
 
 
 def resources(cubin: bytes) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """States that must restart at each text: convolutions, linear attention and state spaces compute what the dense model
-does, whatever the lengths of the texts, and no text reaches another. So does Gemma 4, whose layers share keys."""
+does, on padded texts or on packed ones, whatever their lengths, and no text reaches another. So does Gemma 4, whose
+layers share keys."""
 
 import copy
 import random
@@ -16,12 +17,13 @@ from transformers import (
     Gemma4TextConfig,
     GraniteMoeHybridConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
     Qwen3NextConfig,
     RecurrentGemmaConfig,
 )
 
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
-from sebp_edge.engine.sparse.patches.restarts import Layout, Restarts
+from sebp_edge.engine.sparse.patches import restarts
 from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
 
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
@@ -31,6 +33,7 @@ FAMILIES = {
     "lfm2": WITH_STATES["lfm2"],
     "qwen3.5": WITH_STATES["qwen3.5"],
     "qwen3-next": lambda: make_model(Qwen3NextConfig(**SIZES, head_dim=8, **LINEAR, mlp_only_layers=[0, 1])),
+    "olmo-hybrid": lambda: make_model(OlmoHybridConfig(**SIZES, **LINEAR)),
     "recurrent-gemma": lambda: make_model(RecurrentGemmaConfig(**SIZES | {"num_hidden_layers": 3}, lru_width=32)),
     "falcon-h1": lambda: make_model(FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=64)),
     "bamba": lambda: make_model(BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1])),
@@ -65,6 +68,9 @@ def make_gemma4():
 
 
 FAMILIES["gemma4"] = make_gemma4
+# Their linear attention runs on packed texts where its kernels run. Short convolutions do everywhere.
+ON_PACKED_TEXTS = {f"{family} on packed texts": family for family in ("qwen3.5", "qwen3-next", "olmo-hybrid")}
+FAMILIES |= {name: FAMILIES[family] for name, family in ON_PACKED_TEXTS.items()}
 # Shorter than a convolution's kernel, of one row, without any, and one that is far the longest.
 LENGTHS = (2, 1, 24, 3, 1, 5, 2, 4)
 
@@ -79,16 +85,21 @@ def random_batch(lengths):
     return {"input_ids": input_ids, "labels": labels, "attention_mask": (labels != IGNORE).long()}
 
 
+def hoist_as(family, model, **options):
+    hoisted = hoist(model, packs_rules=family in ON_PACKED_TEXTS, **options)
+    assert bool(hoisted._restarts.packed) == (family == "lfm2" or family in ON_PACKED_TEXTS)
+    return hoisted
+
+
 @pytest.fixture(params=["known lengths", "sizes alone"])
 def layouts(request, monkeypatch):
     """Groups of texts as on a CPU, and as on a GPU, where captured steps have fixed sizes."""
     if request.param == "sizes alone":
-        monkeypatch.setattr(Restarts, "layout_of", lambda restarts, tokens, padding=0.0: by_sizes(tokens, padding))
+        monkeypatch.setattr(restarts, "_most_lengths", by_sizes)
 
 
-def by_sizes(tokens, padding=0.0):
-    sizes = tokens.sizes
-    return Layout.of(tokens, most_lengths(sizes.tokens, sizes.sequences, sizes.longest), padding)
+def by_sizes(tokens):
+    return most_lengths(tokens.sizes.tokens, tokens.sizes.sequences, tokens.sizes.longest)
 
 
 @pytest.mark.usefixtures("layouts")
@@ -97,11 +108,11 @@ def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt,
     model, batch = FAMILIES[family]().to(dtype), random_batch(LENGTHS)
     if adapt == "lora":
         # PEFT has no adapters for output projections of state spaces.
-        model = with_lora(model, r".*(in_proj\w*|[qkv]_proj|conv\.out_proj|linear_[xy]|w1)").to(dtype)
+        model = with_lora(model, r".*(in_proj\w*|[abgkqv]_proj|conv\.out_proj|linear_[xy]|w1)").to(dtype)
     exact_model = copy.deepcopy(model).double()  # before it keeps a state, which has no copy
     expected = dense_losses(model, batch)
     expected_gradients = gradients(model, expected)
-    with hoist(model) as hoisted:
+    with hoist_as(family, model) as hoisted:
         found = hoisted.row_losses(gathered(batch))
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
@@ -122,7 +133,7 @@ def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt,
 def test_no_bit_of_a_text_depends_on_another(family):
     model, batch = FAMILIES[family](), random_batch(LENGTHS)
     changed = random.choice([row for row, length in enumerate(LENGTHS) if length > 2])
-    with torch.no_grad(), hoist(model) as hoisted:
+    with torch.no_grad(), hoist_as(family, model) as hoisted:
         tokens = gathered(batch)
         before = hoisted.row_losses(tokens)
         batch["input_ids"][changed, : LENGTHS[changed] - 1] = 5
@@ -134,13 +145,13 @@ def test_no_bit_of_a_text_depends_on_another(family):
 
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("options", [{"checkpoints": 1}, {"checkpoints": 1, "offload": True, "chunked_blocks": True}])
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1", "gemma4"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "qwen3.5 on packed texts", "falcon-h1", "gemma4"])
 def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
     model = FAMILIES[family]().double()
     first, second = (gathered(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))
-    with hoist(model) as hoisted:
+    with hoist_as(family, model) as hoisted:
         expected = gradients(model, hoisted.row_losses(first))
-    with hoist(model, **options) as hoisted:
+    with hoist_as(family, model, **options) as hoisted:
         hoisted.row_losses(second)
         losses = hoisted.row_losses(first)
         if "offload" not in options:  # which asks for each backward pass before the next forward pass
@@ -150,15 +161,17 @@ def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_its_trial_accepts_it(family):
-    hoisted, reason = hoist_if_exact(FAMILIES[family](), [list(range(5, 60)), list(range(9, 40)), [3, 4]], 2)
+    sequences, packs_rules = [list(range(5, 60)), list(range(9, 40)), [3, 4]], family in ON_PACKED_TEXTS
+    hoisted, reason = hoist_if_exact(FAMILIES[family](), sequences, 2, packs_rules=packs_rules)
     assert reason is None
     hoisted.remove()
 
 
-def test_filler_of_a_bucket_changes_no_loss():
-    model, tokens = FAMILIES["lfm2"](), gathered(random_batch(LENGTHS))
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "qwen3.5 on packed texts"])
+def test_filler_of_a_bucket_changes_no_loss(family):
+    model, tokens = FAMILIES[family](), gathered(random_batch(LENGTHS))
     bucket = Bucket(64, 8, 32, 48)
-    with torch.no_grad(), hoist(model) as hoisted:
+    with torch.no_grad(), hoist_as(family, model) as hoisted:
         expected = hoisted.row_losses(tokens)
         found = hoisted.row_losses(tokens.filled(bucket))
     torch.testing.assert_close(found[: len(expected)], expected)
@@ -179,7 +192,11 @@ def test_each_text_fits_into_the_groups_of_the_sizes_alone():
 
 def test_groups_of_a_captured_step_follow_from_its_sizes_without_reading_the_device():
     tokens = [gathered(random_batch(lengths)).to("meta") for lengths in ((9, 3, 3), (9, 4, 2))]
-    with hoist(FAMILIES["lfm2"]()) as hoisted:
-        one, other = (hoisted._restarts.layout_of(each) for each in tokens)
+    with hoist(FAMILIES["qwen3.5"]()) as hoisted:
+        one, other = (hoisted._restarts.layout_of(each).padded for each in tokens)
     assert one.groups == other.groups
     assert one.places_A.shape == (12,)
+    with hoist(FAMILIES["lfm2"]()) as hoisted:
+        one, other = (hoisted._restarts.layout_of(each).packed for each in tokens)
+    assert one.positions_A.shape == other.positions_A.shape == (12,)
+    assert one.chunks.texts_N.shape == other.chunks.texts_N.shape

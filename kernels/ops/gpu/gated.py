@@ -28,7 +28,7 @@ FEW_ROWS, LORA_TILES_OF_FEW_ROWS = 128, {"BLOCK_N": 32, "BLOCK_M": 32, "num_warp
 
 
 @triton.jit
-def _sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
+def sigmoid_and_its_slope(gate, IS_GELU: tl.constexpr):
     """σ(z), and the derivative of its logarithm, (1 - σ(z)) z'."""
     if IS_GELU:
         square = gate * gate
@@ -60,7 +60,7 @@ def _gated_kernel(
     mask = columns < num_columns
     gate = tl.load(gate_ptr + row * stride_gate + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_up + columns, mask=mask, other=0.0).to(tl.float32)
-    sigmoid, _ = _sigmoid_and_its_slope(gate, IS_GELU)
+    sigmoid, _ = sigmoid_and_its_slope(gate, IS_GELU)
     out = (gate * sigmoid * up).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * num_columns + columns, out, mask=mask)
 
@@ -84,7 +84,7 @@ def _gated_backward_kernel(
     dout = tl.load(dout_ptr + row * stride_dout + columns, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + row * stride_gate + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + row * stride_up + columns, mask=mask, other=0.0).to(tl.float32)
-    sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
+    sigmoid, slope = sigmoid_and_its_slope(gate, IS_GELU)
     dgate, dup = _gate_up_gradients(dout, gate, up, sigmoid, slope)
     dgate_up_ptrs = dgate_up_ptr + row * 2 * num_columns + columns
     tl.store(dgate_up_ptrs, dgate.to(dgate_up_ptr.dtype.element_ty), mask=mask)
@@ -198,7 +198,7 @@ def _gated_lora_backward_kernel(
             dout_ptrs = dout_ptr + rows[:, None] * stride_dout + columns[None, :]
             dout = load_sum(dout_ptrs, mask, stride_dout_parts, NUM_PARTS).to(tl.float32)
             dout = tl.dot(lora_up, lora_a, dout, input_precision="ieee")
-        sigmoid, slope = _sigmoid_and_its_slope(gate, IS_GELU)
+        sigmoid, slope = sigmoid_and_its_slope(gate, IS_GELU)
         if sums:
             out = gate * sigmoid * up
             dlora = tl.dot(tl.trans(lora_up), out.to(lora_up.dtype), dlora, input_precision="ieee")

@@ -55,7 +55,7 @@ class Activations:
     def evaluation(self, sizes: Bucket) -> Peak:
         """Returns the peak of a micro-batch without gradients, which runs one block at a time."""
         loss = self._loss(sizes, with_gradients=False)
-        return Peak(max(0, self._backward(sizes) - loss), loss)
+        return Peak(max(0, self._backward(sizes, with_gradients=False) - loss), loss)
 
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
@@ -105,7 +105,9 @@ class Activations:
         return 0 if block.kept is None else self._kept(block.kept)[1]
 
     def _kept(self, kept: Kept) -> tuple[int, int]:
-        return kept.by_run[2 * self._run.trains_all + self._setup.itemsize // 4]
+        """Bytes of each token, and of each row of padded texts."""
+        run = 2 * self._run.trains_all + self._setup.itemsize // FP32
+        return (kept.packed_rule.by_run[run], 0) if self._run.packs_rule(kept) else kept.by_run[run]
 
     def _padded_rows(self, sizes: Bucket) -> int:
         """Rows of padded texts, in layers whose state restarts at each text; 0 without these."""
@@ -144,14 +146,17 @@ class Activations:
 
     # ----------------------------------------------------------------------------------------------- allocated at once
 
-    def _backward(self, sizes: Bucket) -> int:
-        """Returns the peak of a block's backward pass, in addition to what is kept."""
-        return max(self._backward_of(block, sizes) for block in self._shape.distinct_blocks)
+    def _backward(self, sizes: Bucket, *, with_gradients: bool = True) -> int:
+        """Returns the peak of a block's backward pass, in addition to what is kept; without gradients, a bound."""
+        of_blocks = (self._backward_of(block, sizes, with_gradients) for block in self._shape.distinct_blocks)
+        return max(of_blocks)
 
-    def _backward_of(self, block: Block, sizes: Bucket) -> int:
+    def _backward_of(self, block: Block, sizes: Bucket, with_gradients: bool) -> int:
         if block.kind is None:
             widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
             of_states = self._padded_rows(sizes) * self._padded_bytes(block)
+            if block.kept is not None and self._run.packs_rule(block.kept):
+                of_states = self._run.temporary_in_rule(block.kept.packed_rule, sizes, with_gradients=with_gradients)
             return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self._options.chunked_blocks:

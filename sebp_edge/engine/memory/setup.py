@@ -46,8 +46,8 @@ class TrainingSetup:
 
         On a GPU this takes our kernels of attention.
         """
-        if not self.is_hoisted or self.shape.multiple_of_padded or not self.on_gpu:
-            return self.is_hoisted and not self.shape.multiple_of_padded
+        if not self.is_hoisted or self.shape.has_states or not self.on_gpu:
+            return self.is_hoisted and not self.shape.has_states
         kinds = [block.kind for block in self.shape.distinct_blocks]
         blocks_fit = all(kind and kind.has_fused_attention and not kind.has_softcap for kind in kinds)
         return blocks_fit and self.has_kernels and self.itemsize == 2 and self.shape.head_size in HEAD_SIZES

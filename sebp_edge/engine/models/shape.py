@@ -52,6 +52,16 @@ class BlockKind:
 
 
 @dataclass(frozen=True)
+class PackedRule:
+    """Linear attention of a block that has kernels for packed texts."""
+
+    by_run: tuple[int, ...]  # bytes of each token that are kept of the block, as in `Kept`
+    heads: int  # of values
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
 class Kept:
     """What autograd keeps of a part of a decoder."""
 
@@ -59,6 +69,8 @@ class Kept:
     # adapter in 2 and 4 bytes, then with all weights trained.
     by_run: tuple[tuple[int, int], ...]
     multiple: int = 1  # of how many rows these layers take a multiple
+    has_state: bool = False  # whether it has such layers
+    packed_rule: PackedRule | None = None  # what takes the place of these bytes where our kernels run
 
 
 @dataclass(frozen=True)
@@ -159,8 +171,13 @@ class DecoderShape:
         return all(block.kind is not None or block.kept is not None for block in self.distinct_blocks)
 
     @cached_property
+    def has_states(self) -> bool:
+        """Whether it has layers whose state restarts at each text."""
+        return any(block.kept is not None and block.kept.has_state for block in self.distinct_blocks)
+
+    @cached_property
     def multiple_of_padded(self) -> int:
-        """Of how many rows the layers take a multiple whose state restarts at each text; 0 without such layers."""
+        """Of how many rows layers take a multiple that compute padded texts; 0 without such layers."""
         kept = (block.kept for block in self.distinct_blocks if block.kept is not None)
         return max((each.multiple for each in kept if each.by_run[-1][1]), default=0)
 

@@ -28,6 +28,7 @@ from sebp_edge.engine.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.engine.sparse.patches.loss import Head
 from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.engine.sparse.patches.packed_layers import unknown_options
 from sebp_edge.engine.sparse.patches.restarts import WITH_STATE, Layout, Restarts
 from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.patches.stops import Stops
@@ -55,6 +56,7 @@ class Hoisted(FollowingPatch):
         dequantised_blocks: how many blocks, counted from the first, keep a dequantised copy of their 4-bit weights,
             so that no pass dequantises them.
         max_logits: the largest number of logits that exist at once; at least one row's.
+        packs_rules: whether linear attention runs on packed texts; by default where its kernels do.
         check: called at each linear layer, and each time as many logits were computed; may raise to end the pass.
 
     Raises:
@@ -70,6 +72,7 @@ class Hoisted(FollowingPatch):
         chunked_blocks: bool = False,
         dequantised_blocks: int = 0,
         max_logits: int = CHUNK_LOGITS,
+        packs_rules: bool | None = None,
         check: Check | None = None,
     ):
         super().__init__()
@@ -78,7 +81,7 @@ class Hoisted(FollowingPatch):
         self._decoder: PreTrainedModel = without_adapter(model)
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
-        self._max_logits, self._check = max_logits, check
+        self._max_logits, self._packs_rules, self._check = max_logits, packs_rules, check
         parts = (part for block in blocks_of(self._decoder) or [self._decoder] for part in block.modules())
         if mixer := row_mixer(part for part in parts if not isinstance(part, WITH_STATE)):
             raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
@@ -94,7 +97,7 @@ class Hoisted(FollowingPatch):
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder, verdicts=verdicts)
-        self._restarts = Restarts(decoder)
+        self._restarts = Restarts(decoder, packs_rules=self._packs_rules)
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
@@ -130,7 +133,7 @@ class Hoisted(FollowingPatch):
 
         On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
         """
-        if self._restarts.layers:
+        if self._restarts.packed or self._restarts.padded:
             return False
         if self._decoder.device.type == "cpu":
             return True
@@ -195,10 +198,6 @@ def _no_queries(decoder: PreTrainedModel) -> Tensor:
     return embedding_VD.new_empty(0, 1, head_size_of(decoder.config.get_text_config()))
 
 
-# Keywords that transformers' attention layers pass on and that have no effect here.
-_WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
-
-
 def rows_attention(
     module: nn.Module,
     query_1HAE: Tensor,
@@ -236,7 +235,7 @@ def rows_attention(
             "Its attention is not told where each text begins: its blocks pass no keywords on, or it was called "
             "directly instead of through its handle."
         )
-    unknown = [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]
+    unknown = unknown_options(others)
     if unknown or attention_mask is not None:
         raise SparsityError(f"Attention on hoisted rows does not support {', '.join(unknown) or 'an attention mask'}.")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

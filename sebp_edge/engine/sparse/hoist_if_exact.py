@@ -83,7 +83,8 @@ class HoistedIfExact(Hoisted):
         """Returns what the trial depends on, besides the values of weights; None if it must be made in any case."""
         model, device = describe(self.model, self._decoder), self._decoder.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
+        options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised)
+        options += (self._max_logits, self._packs_rules)
         return None if model is None else [model, Code.of(self._decoder), autocast, options]
 
     def _attach_on_trial(self, verdicts: dict[str, bool]) -> None:
@@ -123,7 +124,7 @@ class HoistedIfExact(Hoisted):
                     hidden_AD = self._hidden_states(tokens, restricted=False)
                 if reads_other_rows(hidden_AD[rows], embedded, rows):
                     raise SparsityError("its sequences would read each other outside of attention.")
-        if not self._restarts.layers:
+        if not self._restarts.padded:
             return
         with varied(self.model):
             one, same, other = (self._hidden_states(tokens, False, padding=each) for each in (0.0, 0.0, 1.0))

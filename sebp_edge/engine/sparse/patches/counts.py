@@ -7,7 +7,7 @@ the counts with what autograd really keeps.
 from typing import NamedTuple
 
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH, dq_buffer_bytes
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, Kept, PackedRule
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 
 FP32 = 4  # bytes
@@ -20,6 +20,8 @@ CHUNK_ROWS = 1024
 JOINED_ROW_UNIT = 128
 # Adapters of more bytes in a row are not joined.
 MAX_JOINED_RANK_BYTES = 512
+# Rows that kernels of linear attention compute at once (see `ops/delta_rule.py`).
+RULE_CHUNK = 32
 
 
 class Execution(NamedTuple):
@@ -155,6 +157,22 @@ class Execution(NamedTuple):
 
     def _runs_fused_mlp(self, block: Block) -> bool:
         return self.has_kernels and block.kind.has_fused_mlp
+
+    def packs_rule(self, kept: Kept) -> bool:
+        """Whether linear attention runs on packed texts in this part of a decoder."""
+        return self.has_kernels and kept.packed_rule is not None
+
+    def temporary_in_rule(self, rule: PackedRule, sizes: Bucket, *, with_gradients: bool) -> int:
+        """Bytes that kernels of linear attention allocate and free in a layer: of each chunk, a matrix of its rows.
+
+        The backward pass adds each chunk's state and its gradient, and two numbers for each of values and keys.
+        """
+        num_chunks = (sizes.tokens + (RULE_CHUNK - 1) * sizes.slots) // RULE_CHUNK
+        of_chunk, of_token = RULE_CHUNK**2, 0
+        if with_gradients:
+            of_chunk += 2 * rule.key_size * rule.value_size
+            of_token = 2 * (rule.key_size + rule.value_size)
+        return FP32 * rule.heads * (num_chunks * of_chunk + sizes.tokens * of_token)
 
     def kept_by_lora(self, layers: int) -> int:
         """Bytes per token that autograd keeps of the adapters of `layers` layers: x Aᵀ, as wide as the rank."""

@@ -1,8 +1,8 @@
 """Layers whose state must restart at each text: short convolutions, linear attention, state spaces.
 
-They mix along time without attention, and most are not told where texts begin. So each runs on one row for each text,
-padded on the right. The state restarts by itself, and padding cannot reach back into a text. Texts of similar lengths
-are computed together (see `lengths_together`).
+They mix along time without attention, and most are not told where texts begin. Some run on packed texts (see
+`packed_layers`). Each of the others runs on one row for each text, padded on the right. The state restarts by itself,
+and padding cannot reach back into a text. Texts of similar lengths are computed together (see `lengths_together`).
 
 All else runs on active rows, and so do the layer's projections: those that read its input, and one that gives its
 output.
@@ -20,6 +20,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from sebp_edge.engine.models.architecture import blocks_of
+from sebp_edge.engine.sparse.patches.packed_layers import (
+    PackedTexts,
+    packed_forward,
+    runs_packed,
+    without_texts,
+)
 from sebp_edge.engine.sparse.patches.patch import Patch, forward_of
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
 from sebp_edge.engine.sparse.rows.buckets import lengths_together, most_lengths
@@ -27,11 +33,9 @@ from sebp_edge.errors import SparsityError
 
 # Modules of torch with a state, which is empty at the first row, and that no later row can change if they are causal.
 WITH_STATE = (nn.Conv1d, nn.RNNBase)
-# Keywords that say where texts begin among packed rows. A layer that attends without them raises an error.
-OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
 
 
-class Layout(NamedTuple):
+class PaddedTexts(NamedTuple):
     """Where active rows lie among padded ones."""
 
     groups: list[tuple[int, int]]  # how many texts are computed together, and their padded length
@@ -39,7 +43,7 @@ class Layout(NamedTuple):
     padding: float  # what the other rows hold; no active row may depend on it
 
     @classmethod
-    def of(cls, tokens: ActiveTokens, lengths: Iterable[int], padding: float = 0.0) -> "Layout":
+    def of(cls, tokens: ActiveTokens, lengths: Iterable[int], padding: float = 0.0) -> "PaddedTexts":
         """Lays out texts, the longest first, of at most these sorted lengths, without waiting for a GPU."""
         groups, device = lengths_together(lengths), tokens.cu_seqlens.device
         begins, num_padded = [], 0
@@ -80,22 +84,45 @@ class _Move(torch.autograd.Function):
         return _Move.apply(dout, ctx.places_A, ctx.num_rows), None, None, None
 
 
-class Restarts(Patch):
-    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's."""
+class Layout(NamedTuple):
+    """Where the texts of a batch are for each kind of layer; None for those that there are not."""
 
-    def __init__(self, decoder: nn.Module):
+    padded: PaddedTexts | None
+    packed: PackedTexts | None
+
+
+class Restarts(Patch):
+    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's.
+
+    Args:
+        packs_rules: whether linear attention runs on packed texts; by default where its kernels run.
+    """
+
+    def __init__(self, decoder: nn.Module, *, packs_rules: bool | None = None):
         super().__init__()
-        self.layers = [layer for block in blocks_of(decoder) for layer in layers_with_state(block)]
+        layers = [layer for block in blocks_of(decoder) for layer in layers_with_state(block)]
+        self.packed = [layer for layer in layers if runs_packed(layer, packs_rules)]
+        self.padded = [layer for layer in layers if layer not in self.packed]
         self.layout: Layout | None = None
 
     def attach(self) -> None:
         """Replaces the forwards of the layers and of their projections; each replacement calls the present forward."""
-        for layer in self.layers:
+        for layer in self.packed:
+            self._replace(layer, self._on_packed(layer))
+        for layer in self.padded:
             replacement = _PerText(self, layer)
             for child in layer.children():
                 if isinstance(getattr(child, "base_layer", child), nn.Linear):
                     self._replace(child, partial(replacement.project, forward_of(child)))
             self._replace(layer, replacement)
+
+    def _on_packed(self, layer: nn.Module) -> Callable:
+        forward, packed = forward_of(layer), packed_forward(layer, lambda: self.layout.packed)
+
+        def replacement(*args, **kwargs):
+            return forward(*args, **kwargs) if self.layout is None else packed(*args, **without_texts(kwargs))
+
+        return replacement
 
     @contextmanager
     def at(self, layout: Layout | None) -> Iterator[None]:
@@ -107,13 +134,20 @@ class Restarts(Patch):
             self.layout = before
 
     def layout_of(self, tokens: ActiveTokens, padding: float = 0.0) -> Layout | None:
-        """The layout of a batch; None if no layer needs it. On a GPU its groups follow from the sizes alone."""
-        if not self.layers:
+        """The layout of a batch; None if no layer needs it."""
+        if not (self.packed or self.padded):
             return None
-        lengths_S = tokens.cu_seqlens.diff()
-        if lengths_S.device.type == "cpu":
-            return Layout.of(tokens, sorted(lengths_S.tolist(), reverse=True), padding)
-        return Layout.of(tokens, most_lengths(len(tokens.input_ids), len(lengths_S), tokens.max_len), padding)
+        packed = PackedTexts.of(tokens.cu_seqlens, len(tokens.input_ids)) if self.packed else None
+        padded = PaddedTexts.of(tokens, _most_lengths(tokens), padding) if self.padded else None
+        return Layout(padded, packed)
+
+
+def _most_lengths(tokens: ActiveTokens) -> list[int]:
+    """The most rows of each text, the longest first. On a GPU they follow from the batch's sizes alone."""
+    lengths_S = tokens.cu_seqlens.diff()
+    if lengths_S.device.type == "cpu":
+        return sorted(lengths_S.tolist(), reverse=True)
+    return most_lengths(len(tokens.input_ids), len(lengths_S), tokens.max_len)
 
 
 def layers_with_state(module: nn.Module) -> Iterator[nn.Module]:
@@ -139,11 +173,10 @@ class _PerText:
         self._latest: tuple[Callable | None, Tensor | None] = None, None
 
     def __call__(self, *args, **kwargs):
-        layout = self._restarts.layout
-        if layout is None:
+        if self._restarts.layout is None:
             return self._forward(*args, **kwargs)
-        kwargs = {name: value for name, value in kwargs.items() if name not in OF_PACKED_ROWS}
-        groups = list(zip(*(self._pad(value, layout) for value in (*args, *kwargs.values())), strict=True))
+        texts, kwargs = self._restarts.layout.padded, without_texts(kwargs)
+        groups = list(zip(*(self._pad(value, texts) for value in (*args, *kwargs.values())), strict=True))
 
         def run(number: int) -> tuple:
             self._group, values = number, groups[number]
@@ -163,7 +196,7 @@ class _PerText:
                     raise SparsityError("a layer's output does not come from the projection that it came from before.")
         finally:
             self._inputs, self._projected, self._group, self._latest = [], {}, None, (None, None)
-        first, *others = (None if parts[0] is None else layout.unpad(parts) for parts in zip(*outputs, strict=True))
+        first, *others = (None if parts[0] is None else texts.unpad(parts) for parts in zip(*outputs, strict=True))
         first = first if last is None else last(first)
         return (first, *others) if others else first
 
@@ -179,17 +212,17 @@ class _PerText:
             out = forward(x, *args, **kwargs)
         else:
             if forward not in self._projected:
-                self._projected[forward] = self._restarts.layout.pad(forward(rows_1A, *args, **kwargs))
+                self._projected[forward] = self._restarts.layout.padded.pad(forward(rows_1A, *args, **kwargs))
             out = self._projected[forward][self._group]
         self._latest = forward, out
         return out
 
-    def _pad(self, value, layout: Layout) -> list:
+    def _pad(self, value, texts: PaddedTexts) -> list:
         """The value for each group of texts."""
         if isinstance(value, tuple):
-            return list(zip(*(self._pad(each, layout) for each in value), strict=True))
-        if not (isinstance(value, Tensor) and value.shape[:2] == (1, len(layout.places_A))):
-            return [value] * len(layout.groups)
-        padded = layout.pad(value)
+            return list(zip(*(self._pad(each, texts) for each in value), strict=True))
+        if not (isinstance(value, Tensor) and value.shape[:2] == (1, len(texts.places_A))):
+            return [value] * len(texts.groups)
+        padded = texts.pad(value)
         self._inputs.append((value, padded))
         return padded
