@@ -24,7 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..delta_rule import CHUNK, EPSILON, Chunks
+from ..delta_rule import CHUNK
+from ..reference import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 # Columns of values in programs for a text and for a chunk, in models of bf16, and in programs of other models, whose
@@ -395,14 +396,16 @@ def _gradients_kernel(
 class _Inputs:
     """The inputs of a rule, whose kernels read rows in place if their last dimension is contiguous."""
 
-    def __init__(self, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks):
+    def __init__(
+        self, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
+    ):
         self.q, self.k, self.v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_AGE, k_AGE, v_AHF))
         self.g, self.beta, self.chunks = g_AH.contiguous(), beta_AH.contiguous(), chunks
-        self.num_texts, (self.num_heads, self.value_size) = len(chunks.first_S), v_AHF.shape[1:]
+        self.num_texts, (self.num_heads, self.value_size) = len(chunks[1]), v_AHF.shape[1:]
         self.key_size, self.heads_per_key = k_AGE.shape[2], self.num_heads // k_AGE.shape[1]
         self.sizes = self.num_heads, self.heads_per_key, self.key_size, self.value_size, self.key_size**-0.5
         self.strides = (*self.q.stride()[:2], *self.k.stride()[:2])
-        self.of_chunks = len(chunks.texts_N), self.num_heads
+        self.of_chunks = len(chunks[2]), self.num_heads
         in_fp32 = v_AHF.dtype != torch.bfloat16
         keys = max(16, triton.next_power_of_2(self.key_size))
         self.options = {"KEYS": keys, "CHUNK": CHUNK, "IN_FP32": in_fp32, "num_warps": 4, "num_stages": 1}
@@ -443,7 +446,7 @@ class _Inputs:
 
 
 def gated_delta_rule(
-    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
 ) -> Tensor:
     out = v_AHF.new_empty(v_AHF.shape)
     if out.numel():
@@ -453,7 +456,7 @@ def gated_delta_rule(
 
 
 def gated_delta_rule_backward(
-    dout: Tensor, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks
+    dout: Tensor, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
     dv, dg, dbeta = (x.new_empty(x.shape) for x in (v_AHF, g_AH, beta_AH))
     if dv.numel() == 0:
