@@ -242,7 +242,7 @@ def _attention_of_large_heads(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len: int, sco
     # A view for the heads that share a single key/value head; else a copy.
     group = q_AHE.shape[1] // k_AGE.shape[1]
     k_AHE, v_AHE = (x.unsqueeze(2).expand(-1, -1, group, -1).flatten(1, 2) for x in (k_AGE, v_AGE))
-    states = q_AHE[None], k_AHE[None], v_AHE[None]
+    states, max_len = (q_AHE[None], k_AHE[None], v_AHE[None]), min(max_len, len(q_AHE))
     # torch's numbers of the masks: 1 is causal, from the first row of a sequence.
     options = {"scale": scores.scale, "compute_log_sumexp": True}
     return torch.ops.aten._efficient_attention_forward(
