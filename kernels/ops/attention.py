@@ -7,7 +7,8 @@ On an NVIDIA GPU in bf16 or fp16 one Function includes the rotation (Su et al. 2
 kept, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences take our own kernels, one
 launch forward and one backward, which rotate keys in registers and only queries in place. Longer ones, and all with
 dropout, take torch's variable-length flash attention (Dao 2023), whose backward pass gets a few heads at a time if
-memory is short. Elsewhere, and with a softcap, torch attends sequence by sequence.
+memory is short. Heads larger than it takes, without a window, take torch's memory-efficient attention (Rabe and Staats
+2021). Elsewhere, and with a softcap, torch attends sequence by sequence, which waits for a GPU.
 
 A sequence may continue another one, its prefix, so that what several begin with is computed once. Our own kernels take
 these at any length: flash attention's sequences have their own keys only.
@@ -141,6 +142,8 @@ def sequence_attention_(
         q_AHE, k_AGE, v_AGE = q_AHE.float(), k_AGE.float(), v_AGE.float()
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, cos, sin), reference.rotate(k_AGE, cos, sin)
+    if scores == Scores(scores.scale, causal=scores.causal) and prefixes is None and backend.runs_large_heads(q_AHE):
+        return _attention_of_large_heads(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, prefixes).to(dtype)
 
 
@@ -233,6 +236,18 @@ def _head_groups(
     ratio = num_heads // num_kv_heads
     bounds = pairwise(num_kv_heads * index // num_groups for index in range(num_groups + 1))
     return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
+
+
+def _attention_of_large_heads(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len: int, scores: Scores) -> Tensor:
+    # A view for the heads that share a single key/value head; else a copy.
+    group = q_AHE.shape[1] // k_AGE.shape[1]
+    k_AHE, v_AHE = (x.unsqueeze(2).expand(-1, -1, group, -1).flatten(1, 2) for x in (k_AGE, v_AGE))
+    states = q_AHE[None], k_AHE[None], v_AHE[None]
+    # torch's numbers of the masks: 1 is causal, from the first row of a sequence.
+    options = {"scale": scores.scale, "compute_log_sumexp": True}
+    return torch.ops.aten._efficient_attention_forward(
+        *states, None, cu_seqlens, cu_seqlens, max_len, max_len, scores.dropout, int(scores.causal), **options
+    )[0].squeeze(0)
 
 
 def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, prefixes: Prefixes | None = None) -> Tensor:

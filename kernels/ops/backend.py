@@ -94,12 +94,19 @@ def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor) -> bool:
 
 def runs_flash_attention(q_AHE: Tensor) -> bool:
     """Whether torch's flash attention takes these queries: half precision, on an NVIDIA GPU since Ampere."""
-    head_size = q_AHE.shape[-1]
+    return _runs_attention(q_AHE) and q_AHE.shape[-1] <= 256
+
+
+def runs_large_heads(q_AHE: Tensor) -> bool:
+    """Whether torch's memory-efficient attention takes these queries, and some, though flash attention does not."""
+    return _runs_attention(q_AHE) and q_AHE.shape[-1] > 256 and len(q_AHE) > 0
+
+
+def _runs_attention(q_AHE: Tensor) -> bool:
     return (
         q_AHE.is_cuda
         and torch.version.cuda is not None
         and q_AHE.dtype in (torch.bfloat16, torch.float16)
-        and head_size % 8 == 0
-        and head_size <= 256
+        and q_AHE.shape[-1] % 8 == 0
         and torch.cuda.get_device_capability(q_AHE.device) >= (8, 0)
     )

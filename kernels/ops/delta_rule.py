@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from . import backend, reference
 
 # Rows that kernels compute at once.
-CHUNK = 64
+CHUNK = 32
 
 
 class Chunks(NamedTuple):
@@ -73,4 +73,4 @@ def gated_delta_rule(
     inputs = q_AGE, k_AGE, v_AHF, g_AH, beta_AH
     if backend.runs_kernels(v_AHF):
         return _GatedDeltaRule.apply(chunks, *inputs)
-    return reference.gated_delta_rule(*inputs, chunks.cu_seqlens)
+    return reference.gated_delta_rule(*inputs, chunks)

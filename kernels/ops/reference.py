@@ -290,18 +290,18 @@ _LOWER_EXPONENTS = {True: 15, False: 31}
 
 
 # Added to the sum of the squares of a query or a key.
-DELTA_RULE_EPS = 1e-6
+EPSILON = 1e-6
 
 
 def gated_delta_rule(
-    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, cu_seqlens: Tensor
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
 ) -> Tensor:
-    """The rule of `delta_rule` row by row, in fp32, or fp64 for fp64; kernels multiply 16 bits with 10 of a mantissa."""
+    """The rule of `delta_rule`, row by row, in fp32 or fp64; kernels round the inputs of products (see there)."""
     heads_per_key = v_AHF.shape[1] // k_AGE.shape[1]
     q, k, v, g, beta = map(_at_least_fp32, (q_AGE, k_AGE, v_AHF, g_AH, beta_AH))
-    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + DELTA_RULE_EPS) for x in (q, k))
+    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON) for x in (q, k))
     q, k = (x.repeat_interleave(heads_per_key, dim=1) for x in (q * q.shape[-1] ** -0.5, k))
-    begins, outs = set(cu_seqlens.tolist()), []
+    begins, outs = set(chunks[0].tolist()), []
     for row in range(len(v)):
         if row in begins:
             state = v.new_zeros(*k.shape[1:], v.shape[-1])

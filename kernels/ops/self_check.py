@@ -101,6 +101,7 @@ class _FilledWithNan(TorchDispatchMode):
 TRIED = (
     *("move_rows", "reduce_rows", "rms_norm", "rotate", "short_attention", "gated", "cross_entropy", "lora"),
     *("joined_lora", "products", "adamw", "prune", "copies", "four_bits", "four_bit_products"),
+    *("delta_rule", "short_convolution"),
 )
 
 
@@ -202,6 +203,22 @@ class _Trial:
 
     def four_bit_products(self) -> Iterable[Tensor]:
         return self._by_two_weights([self._in_4_bits(48), self._in_4_bits(24)], joined=True)
+
+    def delta_rule(self) -> Iterable[Tensor]:
+        chunks = ops.Chunks.of(torch.tensor([0, 40, 40, 50], dtype=torch.int32, device=self.device), 50)
+
+        def attend(q, k, v, decays, strengths):
+            return ops.gated_delta_rule(q, k, v, -decays.exp(), strengths.sigmoid(), chunks)
+
+        return self.with_gradients(attend, (50, 2, 16), (50, 2, 16), (50, 4, 16), (50, 4), (50, 4))
+
+    def short_convolution(self) -> Iterable[Tensor]:
+        positions = torch.tensor([0, 1, 2, 3, 4, 0, 0, 1, 2], dtype=torch.int32, device=self.device)
+
+        def convolve(x, weight, bias):
+            return ops.short_convolution(x, weight, bias, positions, "silu")
+
+        return self.with_gradients(convolve, (9, 40), (40, 4), (40,))
 
     def _by_two_weights(self, weights, *, joined: bool) -> list[Tensor]:
         def multiply(x, *adapters):

@@ -23,7 +23,7 @@ from triton.runtime import JITFunction, driver
 
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.engine.training import kernels_ahead
-from sebp_edge.ops import ActiveRows, FourBits, QuantisedScales, backend
+from sebp_edge.ops import ActiveRows, Chunks, FourBits, QuantisedScales, backend
 from sebp_edge.ops.frozen_weights import multiplies_in_4_bits
 from sebp_edge.ops.gpu import lora
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, SAFE_TILES
@@ -83,6 +83,7 @@ def launches(shared_memory: int, parts: list[str]):
         of_dtype = f" in {dtype.itemsize} bytes"
         yield from [partial(multiply_loras, rank, dtype)] * (f"highest ranks{of_dtype}" in parts)
         yield from [partial(multiply_rows, dtype, shared_memory)] * (f"products{of_dtype}" in parts)
+    yield from [attend_linearly] * ("linear attention" in parts)
     yield from [convolve] * ("short convolutions" in parts)
     yield from (partial(multiply_in_4_bits, num_rows) for num_rows in (64, 128) if "4 bits" in parts)
 
@@ -107,6 +108,14 @@ def multiply_rows(dtype, shared_memory):
         kernels.dx(dout, weight, rows, tiles)
     for tiles in largest([*SAFE_TILES, *(DWEIGHT_CANDIDATES * measured)], dtype.itemsize, shared_memory):
         kernels.dweight(dout, x, rows, tiles, x_has_all_rows=False, with_bias=True)
+
+
+def attend_linearly():
+    """With the largest heads of published models."""
+    heads, decays, chunks = torch.zeros(64, 2, 128).bfloat16(), torch.zeros(64, 2), torch.zeros(2).int()
+    inputs, kernels = (heads, heads, heads, decays, decays), backend.kernels("delta_rule")
+    kernels.gated_delta_rule(*inputs, Chunks(chunks, chunks[:1], chunks))
+    kernels.gated_delta_rule_backward(heads, *inputs, Chunks(chunks, chunks[:1], chunks))
 
 
 def largest(candidates, itemsize, shared_memory):

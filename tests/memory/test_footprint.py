@@ -337,14 +337,15 @@ def test_layers_on_packed_texts_take_memory_by_token_alone(name):
     found = {block.kept.rule for block in shape.blocks} - {None}
     rules = {(each.heads, each.key_size, each.value_size) for each in found}
     assert rules == (set() if name == "lfm2-1.2b" else {(16, 128, 128)})
-    # Matrices of 64 rows, of each state and of its gradient; and the rows' queries, keys and values.
-    of_chunk, of_rows = 16 * (64 * 64 + 2 * 128 * 128) * 4, 4096 * 16 * 4 * 128 * 4
+    # A matrix of its rows, its state and that one's gradient; and the rows' queries, keys and values.
+    chunk, of_rows = delta_rule.CHUNK, 4096 * 16 * 4 * 128 * 4
+    of_chunk = 16 * (chunk**2 + 2 * 128 * 128) * 4
     steps = [of_gpu.step(sizes) for sizes in (few, many)]
-    num_chunks = [(4096 + 63 * slots) // 64 for slots in (2 + 2, 250 + 2)]
+    num_chunks = [(4096 + (chunk - 1) * slots) // chunk for slots in (2 + 2, 250 + 2)]
     assert steps[1].activations - steps[0].activations == len(rules) * (num_chunks[1] - num_chunks[0]) * of_chunk
     assert steps[0].activations > of_gpu.kept(few) + len(rules) * (num_chunks[0] * of_chunk + of_rows)
     assert of_gpu.evaluation(many).total < of_gpu.step(many).total
-    assert counts.RULE_CHUNK == delta_rule.CHUNK
+    assert counts.RULE_CHUNK == chunk
     if rules:
         assert of_gpu.kept(many) < of_cpu.kept(many) / 2
     else:

@@ -292,7 +292,9 @@ def test_dropout_works_with_a_softcap():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scores", [Scores(), Scores(window=16), BIDIRECTIONAL])
-@pytest.mark.parametrize("heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256)])
+@pytest.mark.parametrize(
+    "heads", [(24, 8, 128), (16, 8, 128), (4, 4, 64), (12, 12, 64), (9, 3, 64), (4, 1, 256), (8, 1, 512), (4, 2, 320)]
+)
 @pytest.mark.parametrize("longest", [196, 128, 64, 29])
 def test_attention_with_rotation_errs_no_more_than_torch_in_bf16(scores, heads, longest):
     lengths = [min(length, longest) for length in (57, 33, 196, 80, 0, 1, 100)]
@@ -356,3 +358,32 @@ def test_attention_of_short_sequences_runs_in_a_captured_graph_on_other_sequence
     graph.replay()
     torch.cuda.synchronize()
     assert_plain_attention(found, wide, rotary, others, heads, dout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(8, 1, 512), (4, 2, 320)])
+def test_heads_too_large_for_flash_attention_attend_in_a_captured_graph(heads):
+    lengths, others = [57, 33, 0, 200, 1, 0], [0, 100, 171, 5, 7, 8]
+    wide, _, cu_seqlens = random_heads(*heads, torch.bfloat16, "cuda", lengths)
+    dout = torch.randn(sum(lengths), heads[0], heads[2], device="cuda", dtype=torch.bfloat16)
+
+    def run(dtype=torch.bfloat16):
+        parts = [part.to(dtype).requires_grad_() for part in wide.split((heads[0], heads[1], heads[1]), dim=1)]
+        out = sequence_attention_(*parts, cu_seqlens, 200, Scores(scale=0.1))
+        return [out, *torch.autograd.grad(out, parts, dout.to(dtype))]
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            found = run()
+    torch.cuda.synchronize()
+    new_wide, _, new_cu_seqlens = random_heads(*heads, torch.bfloat16, "cuda", others)
+    wide.copy_(new_wide)
+    cu_seqlens.copy_(new_cu_seqlens)
+    graph.replay()
+    # In fp64 torch attends sequence by sequence.
+    for one, exact in zip(found, run(torch.float64), strict=True):
+        assert (one - exact).norm() <= 1e-2 * exact.norm()

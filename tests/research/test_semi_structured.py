@@ -32,6 +32,11 @@ def test_logits_are_those_of_the_dense_weights(dtype, length):
     assert error <= 2 * rounding + 1e-4
 
 
+def requested_bytes():
+    """What is allocated; blocks that the allocator does not split are larger."""
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
 @pytest.mark.gpu
 def test_weights_take_nine_sixteenths_and_come_back_as_the_same_parameters():
     model = nn.Sequential(nn.Linear(2048, 4096), nn.Tanh()).bfloat16().cuda()
@@ -39,9 +44,9 @@ def test_weights_take_nine_sixteenths_and_come_back_as_the_same_parameters():
     nm_sparse(model, "2:4", "sr-ste", num_steps=1).remove()
     x = torch.randn(3, 5, 2048, dtype=torch.bfloat16, device="cuda")
     expected = model(x)
-    before, dense_bytes = weight.detach().clone(), torch.cuda.memory_allocated()
+    before, dense_bytes = weight.detach().clone(), requested_bytes()
     with semi_structured(model):
-        taken = torch.cuda.memory_allocated() - dense_bytes + before.nbytes
+        taken = requested_bytes() - dense_bytes + before.nbytes
         torch.testing.assert_close(model(x), expected, rtol=0.02, atol=0.02)
     assert model[0].weight is weight
     assert torch.equal(weight, before)

@@ -21,7 +21,7 @@ JOINED_ROW_UNIT = 128
 # Adapters of more bytes in a row are not joined.
 MAX_JOINED_RANK_BYTES = 512
 # Rows that kernels of linear attention compute at once (see `ops/delta_rule.py`).
-RULE_CHUNK = 64
+RULE_CHUNK = 32
 
 
 class Execution(NamedTuple):
