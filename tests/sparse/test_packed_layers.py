@@ -155,14 +155,15 @@ def make_on_gpu():
 
 @pytest.mark.gpu
 class TestOnAGpu:
+    @pytest.mark.parametrize("options", [{}, {"checkpoints": 2}], ids=["plain", "checkpoints"])
     @pytest.mark.parametrize("lengths", [LENGTHS, (33,), (2, 1), (300, 7, 129, 5)])
-    def test_gradients_err_no_more_than_those_of_the_dense_model(self, lengths):
+    def test_gradients_err_no_more_than_those_of_the_dense_model(self, lengths, options):
         model = make_on_gpu()
         batch = {name: each.cuda() for name, each in padded_batch(lengths, max(lengths) + 1).items()}
         exact_model = copy.deepcopy(model).double()
         exact = gradients(exact_model, dense_losses(exact_model, batch))
         dense = gradients(model, dense_losses(model, batch))
-        with hoist(model) as hoisted:
+        with hoist(model, **options) as hoisted:
             assert len(hoisted._restarts.packed) == 2
             found = gradients(model, hoisted.row_losses(pack(lengths, "cuda")))
         largest = max(gradient.norm() for gradient in exact.values())

@@ -24,6 +24,7 @@ from transformers import (
 
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches import restarts
+from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
 
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
@@ -165,6 +166,15 @@ def test_its_trial_accepts_it(family):
     hoisted, reason = hoist_if_exact(FAMILIES[family](), sequences, 2, packs_rules=packs_rules)
     assert reason is None
     hoisted.remove()
+
+
+def test_a_norm_that_our_operation_replaces_still_takes_a_gate():
+    model = FAMILIES["granite-hybrid"]()
+    norm = model.model.layers[0].mamba.norm
+    replacement, (x, gate) = dict(SmallOps(model).replacements())[norm], torch.randn(2, 1, 5, len(norm.weight))
+    torch.testing.assert_close(replacement(x), norm(x))
+    assert torch.equal(replacement(x, gate), norm(x, gate))
+    assert torch.equal(replacement(x, gate=gate), norm(x, gate))
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "qwen3.5 on packed texts"])

@@ -107,7 +107,7 @@ class Activations:
     def _kept(self, kept: Kept) -> tuple[int, int]:
         """Bytes of each token, and of each row of padded texts."""
         run = 2 * self._run.trains_all + self._setup.itemsize // FP32
-        return (kept.packed_rule.by_run[run], 0) if self._run.packs_rule(kept) else kept.by_run[run]
+        return (kept.by_run_of_kernels if self._run.has_kernels else kept.by_run)[run]
 
     def _padded_rows(self, sizes: Bucket) -> int:
         """Rows of padded texts, in layers whose state restarts at each text; 0 without these."""
@@ -156,7 +156,7 @@ class Activations:
             widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
             of_states = self._padded_rows(sizes) * self._padded_bytes(block)
             if block.kept is not None and self._run.packs_rule(block.kept):
-                of_states = self._run.temporary_in_rule(block.kept.packed_rule, sizes, with_gradients=with_gradients)
+                of_states = self._run.temporary_in_rule(block.kept.rule, sizes, with_gradients=with_gradients)
             return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self._options.chunked_blocks:

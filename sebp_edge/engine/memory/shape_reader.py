@@ -53,7 +53,8 @@ def _measured(shape: DecoderShape, model: nn.Module) -> DecoderShape:
     """Adds what the blocks of a decoder keep that runs on active rows; leaves it out if that cannot be measured."""
     try:
         few, layers = copy_of_few_layers(model.config, type(model))
-        of_blocks, outside = measure_kept(few)[1], measure_kept(model, without_blocks=True)[0]
+        small = small_copy(model.config, type(model)).model
+        of_blocks, outside = measure_kept(few, small)[1], measure_kept(model, small, without_blocks=True)[0]
     except FAILURES:
         return shape
     blocks = [replace(block, kept=of_blocks[layer]) for block, layer in zip(shape.blocks, layers, strict=True)]

@@ -52,10 +52,9 @@ class BlockKind:
 
 
 @dataclass(frozen=True)
-class PackedRule:
-    """Linear attention of a block that has kernels for packed texts."""
+class RuleShape:
+    """The sizes of a block's linear attention, for which there are kernels for packed texts."""
 
-    by_run: tuple[int, ...]  # bytes of each token that are kept of the block, as in `Kept`
     heads: int  # of values
     key_size: int
     value_size: int
@@ -68,9 +67,10 @@ class Kept:
     # Bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with an
     # adapter in 2 and 4 bytes, then with all weights trained.
     by_run: tuple[tuple[int, int], ...]
+    by_run_of_kernels: tuple[tuple[int, int], ...]  # the same where our kernels run
     multiple: int = 1  # of how many rows these layers take a multiple
     has_state: bool = False  # whether it has such layers
-    packed_rule: PackedRule | None = None  # what takes the place of these bytes where our kernels run
+    rule: RuleShape | None = None
 
 
 @dataclass(frozen=True)

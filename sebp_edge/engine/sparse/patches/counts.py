@@ -7,7 +7,7 @@ the counts with what autograd really keeps.
 from typing import NamedTuple
 
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH, dq_buffer_bytes
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, Kept, PackedRule
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, Kept, RuleShape
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 
 FP32 = 4  # bytes
@@ -160,9 +160,9 @@ class Execution(NamedTuple):
 
     def packs_rule(self, kept: Kept) -> bool:
         """Whether linear attention runs on packed texts in this part of a decoder."""
-        return self.has_kernels and kept.packed_rule is not None
+        return self.has_kernels and kept.rule is not None
 
-    def temporary_in_rule(self, rule: PackedRule, sizes: Bucket, *, with_gradients: bool) -> int:
+    def temporary_in_rule(self, rule: RuleShape, sizes: Bucket, *, with_gradients: bool) -> int:
         """Bytes that kernels of linear attention allocate and free in a layer: of each chunk, a matrix of its rows.
 
         The backward pass adds each chunk's state and its gradient, and two numbers for each of values and keys.

@@ -5,7 +5,8 @@ keeps its own forward. Outputs are cheap to recompute from what the backward pas
 them need not keep them; see `SmallOps.source_of`.
 """
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,19 @@ class SmallOps(Patch):
                 chosen[kind] = self._first_alike(module, candidates)
             if chosen[kind] is not None:
                 yield module, candidates[chosen[kind]]
+
+    def replacements_in(self, twin: nn.Module, sources: MutableMapping) -> Iterator[tuple[nn.Module, Callable]]:
+        """Yields the same for the modules of these names and classes of a decoder that cannot be tried.
+
+        Args:
+            sources: gets what recomputes their outputs.
+        """
+        names, twins = {module: name for name, module in self._decoder.named_modules()}, dict(twin.named_modules())
+        for module, replacement in self.replacements():
+            replacement = copy.copy(replacement)
+            replacement.module, replacement.sources = twins.get(names[module]), sources
+            if type(replacement.module) is type(module):
+                yield replacement.module, replacement
 
     def source_of(self, x: Tensor) -> Recompute | GatedInputs | None:
         """Returns what recomputes `x` in the backward pass; None unless a replaced norm or gate computed it."""
@@ -112,11 +126,11 @@ class _Norm:
     def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
         self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *gates: Tensor | None, **options) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
-        # Each class promotes inputs of another dtype in its own way.
-        if x.dtype != weight.dtype:
-            return type(self.module).forward(self.module, x)
+        # Each class promotes inputs of another dtype in its own way; some multiply them by a gate, if there is one.
+        if x.dtype != weight.dtype or gates or options:
+            return type(self.module).forward(self.module, x, *gates, **options)
         out = rms_norm(x, weight, eps, offset)
         if out.requires_grad:
             tensors = x.detach(), weight.detach()
