@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_214
+MAX_LINES = 52_237
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -67,7 +67,7 @@ MAX_LINES_OF_ROOM = {
     "engine.models": 4_785,
     "engine.models.gguf": 1_389,
     "engine.sparse": 1_644,
-    "engine.sparse.patches": 2_719,
+    "engine.sparse.patches": 2_742,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_989,
     "export": 1_854,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_930
+MAX_LINES_OF_TESTS = 57952
 MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.

@@ -19,9 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from . import backend, reference
-
-# Rows that kernels compute at once.
-CHUNK = 32
+from .reference import CHUNK
 
 
 class Chunks(NamedTuple):
@@ -55,8 +53,10 @@ class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        chunks, inputs = Chunks(*ctx.saved_tensors[:3]), ctx.saved_tensors[3:]
-        return None, *backend.kernels("delta_rule").gated_delta_rule_backward(dout, *inputs, chunks)
+        # Read once, as activation checkpoints ask for.
+        *chunks, q, k, v, g, beta = ctx.saved_tensors
+        kernels = backend.kernels("delta_rule")
+        return None, *kernels.gated_delta_rule_backward(dout, q, k, v, g, beta, tuple(chunks))
 
 
 def gated_delta_rule(

@@ -289,8 +289,8 @@ BLOCK = 256
 _LOWER_EXPONENTS = {True: 15, False: 31}
 
 
-# Added to the sum of the squares of a query or a key.
-EPSILON = 1e-6
+# What is added to the sum of the squares of a query or a key; and the rows that kernels compute at once.
+EPSILON, CHUNK = 1e-6, 32
 
 
 def gated_delta_rule(

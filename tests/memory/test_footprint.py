@@ -38,7 +38,7 @@ from sebp_edge.engine.sparse.patches import counts, norms_and_mlps
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.engine.training import loop, run
 from sebp_edge.events import StepDone, TrainingStarted
-from sebp_edge.ops import attention, backend, delta_rule
+from sebp_edge.ops import attention, backend, delta_rule, reference
 from sebp_edge.research import ActiveTokens, RowPlan
 
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
@@ -338,14 +338,14 @@ def test_layers_on_packed_texts_take_memory_by_token_alone(name):
     rules = {(each.heads, each.key_size, each.value_size) for each in found}
     assert rules == (set() if name == "lfm2-1.2b" else {(16, 128, 128)})
     # A matrix of its rows, its state and that one's gradient; and the rows' queries, keys and values.
-    chunk, of_rows = delta_rule.CHUNK, 4096 * 16 * 4 * 128 * 4
+    chunk, of_rows = reference.CHUNK, 4096 * 16 * 4 * 128 * 4
     of_chunk = 16 * (chunk**2 + 2 * 128 * 128) * 4
     steps = [of_gpu.step(sizes) for sizes in (few, many)]
     num_chunks = [(4096 + (chunk - 1) * slots) // chunk for slots in (2 + 2, 250 + 2)]
     assert steps[1].activations - steps[0].activations == len(rules) * (num_chunks[1] - num_chunks[0]) * of_chunk
     assert steps[0].activations > of_gpu.kept(few) + len(rules) * (num_chunks[0] * of_chunk + of_rows)
     assert of_gpu.evaluation(many).total < of_gpu.step(many).total
-    assert counts.RULE_CHUNK == chunk
+    assert chunk == counts.RULE_CHUNK
     if rules:
         assert of_gpu.kept(many) < of_cpu.kept(many) / 2
     else:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from random_cases import DEVICE
+from torch.utils.checkpoint import checkpoint
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
 from sebp_edge import ops
@@ -129,3 +130,12 @@ def test_chunks_are_found_without_waiting_for_a_gpu(no_host_sync):
     used = chunks.texts_N[chunks.texts_N < len(LENGTHS)].tolist()
     assert used == [0, 0, 0, 2, 3, 4, 4]
     assert [chunks.first_S[text].item() for text in (0, 2, 3, 4)] == [0, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_it_runs_in_an_activation_checkpoint():
+    inputs, chunks = draw_inputs(20, device=DEVICE), chunks_of([13, 7], DEVICE)
+    dout = torch.randn(20, 4, 16, device=DEVICE)
+    expected = results(lambda *each: ops.gated_delta_rule(*each, chunks), inputs, dout)
+    found = results(lambda *each: checkpoint(ops.gated_delta_rule, *each, chunks, use_reentrant=False), inputs, dout)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

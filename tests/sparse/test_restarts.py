@@ -24,7 +24,7 @@ from transformers import (
 
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches import restarts
-from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
+from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps, _GatedNorm
 from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
 
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
@@ -168,13 +168,25 @@ def test_its_trial_accepts_it(family):
     hoisted.remove()
 
 
-def test_a_norm_that_our_operation_replaces_still_takes_a_gate():
-    model = FAMILIES["granite-hybrid"]()
-    norm = model.model.layers[0].mamba.norm
-    replacement, (x, gate) = dict(SmallOps(model).replacements())[norm], torch.randn(2, 1, 5, len(norm.weight))
-    torch.testing.assert_close(replacement(x), norm(x))
-    assert torch.equal(replacement(x, gate), norm(x, gate))
-    assert torch.equal(replacement(x, gate=gate), norm(x, gate))
+@pytest.mark.parametrize(("family", "path"), [("granite-hybrid", "mamba.norm"), ("qwen3.5", "linear_attn.norm")])
+def test_norms_with_a_gate_run_on_our_operations(family, path):
+    model = FAMILIES[family]().double()
+    norm = model.model.layers[0].get_submodule(path)
+    replacement, size = dict(SmallOps(model).replacements())[norm], len(norm.weight)
+    torch.nn.init.normal_(norm.weight)
+    x, gate, dout = torch.randn(3, 1, 5, size, dtype=torch.float64)
+    inputs = [x.requires_grad_(), gate.requires_grad_(), norm.weight]
+    expected, found = norm(x, gate), replacement(x, gate=gate)
+    # They compute in fp32 in any model.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(*(torch.autograd.grad(out, inputs, dout) for out in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_norm_whose_gate_is_optional_still_does_without():
+    norm = FAMILIES["granite-hybrid"]().model.layers[0].mamba.norm
+    x = torch.randn(1, 5, len(norm.weight))
+    assert torch.equal(_GatedNorm(norm, comes_first=False)(x), norm(x))
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "qwen3.5 on packed texts"])

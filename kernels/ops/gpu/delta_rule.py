@@ -24,8 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..delta_rule import CHUNK
-from ..reference import EPSILON
+from ..reference import CHUNK, EPSILON
 
 EPS = tl.constexpr(EPSILON)
 # Columns of values in programs for a text and for a chunk, in models of bf16, and in programs of other models, whose

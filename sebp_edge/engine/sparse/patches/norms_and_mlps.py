@@ -6,6 +6,7 @@ them need not keep them; see `SmallOps.source_of`.
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
@@ -71,6 +72,8 @@ class SmallOps(Patch):
     def _candidates(self, module: nn.Module) -> list[Callable[[Tensor], Tensor]]:
         """Returns functions of which one may compute the same as the module."""
         if _looks_like_a_norm(module):
+            if _takes_a_gate(module):
+                return [_GatedNorm(module, comes_first) for comes_first in (True, False)]
             return [_Norm(module, offset, self._sources) for offset in (0.0, 1.0)]
         if _looks_like_an_mlp(module):
             return [_Mlp(module, name, self._sources) for name in ACTIVATIONS if _is_activation(module, name)]
@@ -80,13 +83,14 @@ class SmallOps(Patch):
         """Returns the place of the first function that computes the same as the module; None if none does."""
         own, weight = module.forward, self._decoder.get_input_embeddings().weight
         if _looks_like_a_norm(module):
-            trial = _trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)
+            trial = [_trial_input(module.weight.numel(), module.weight.device, module.weight.dtype)]
+            trial += [trial[0].flip(1)] * _takes_a_gate(module)
         else:
-            trial = _trial_input(weight.shape[1], weight.device, weight.dtype)
+            trial = [_trial_input(weight.shape[1], weight.device, weight.dtype)]
         same = (
             place
             for place, one in enumerate(candidates)
-            if find_mismatch(module, lambda: own(trial), lambda one=one: one(trial)) is None
+            if find_mismatch(module, lambda: own(*trial), lambda one=one: one(*trial)) is None
         )
         return next(same, None)
 
@@ -101,6 +105,10 @@ def _looks_like_a_norm(module: nn.Module) -> bool:
     state = [*module.named_parameters(), *module.named_buffers()]
     only_weight = len(state) == 1 and state[0][0] == "weight" and state[0][1].dim() == 1
     return only_weight and isinstance(_eps(module), float)
+
+
+def _takes_a_gate(norm: nn.Module) -> bool:
+    return list(inspect.signature(type(norm).forward).parameters)[2:] == ["gate"]
 
 
 def _eps(norm: nn.Module) -> float | None:
@@ -126,16 +134,31 @@ class _Norm:
     def __init__(self, module: nn.Module, offset: float, sources: WeakTensorKeyDictionary):
         self.module, self.eps, self.offset, self.sources = module, _eps(module), offset, sources
 
-    def __call__(self, x: Tensor, *gates: Tensor | None, **options) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         weight, eps, offset = self.module.weight, self.eps, self.offset
-        # Each class promotes inputs of another dtype in its own way; some multiply them by a gate, if there is one.
-        if x.dtype != weight.dtype or gates or options:
-            return type(self.module).forward(self.module, x, *gates, **options)
+        # Each class promotes inputs of another dtype in its own way.
+        if x.dtype != weight.dtype:
+            return type(self.module).forward(self.module, x)
         out = rms_norm(x, weight, eps, offset)
         if out.requires_grad:
             tensors = x.detach(), weight.detach()
             self.sources[out] = Recompute(lambda x, weight: rms_norm(x, weight, eps, offset), tensors)
         return out
+
+
+class _GatedNorm:
+    """Replacement of the `forward` of an RMSNorm whose outputs, or inputs, are multiplied by SiLU of a gate."""
+
+    def __init__(self, module: nn.Module, comes_first: bool):
+        self.module, self.eps, self.comes_first = module, _eps(module), comes_first
+
+    def __call__(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        weight = self.module.weight
+        if gate is None or not x.dtype == gate.dtype == weight.dtype:
+            return type(self.module).forward(self.module, x, gate)
+        if self.comes_first:
+            return gated(gate, rms_norm(x, weight, self.eps, 0.0), "silu")
+        return rms_norm(gated(gate, x, "silu"), weight, self.eps, 0.0)
 
 
 class _Mlp:
