@@ -7,6 +7,7 @@ packages     the versions of the libraries that compute
 host         the host's memory, within the limits of containers, and what is known of GPUs without torch
 process      the memory that this process uses, and a cap on what torch may allocate on a GPU
 captures     captures work on a GPU as a CUDA graph, and cleans up after a capture that failed
+locked_memory  host memory that a GPU copies, and reads over the bus, by itself
 side_copies  copies between host and GPU in parallel with computing
 stacks       the memory that a GPU's driver reserves for the stacks of its threads, part of what `process` measures
 politeness   how a training gives way to other programs: the value, low priority, battery power, what uses the GPU

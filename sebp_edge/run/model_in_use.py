@@ -72,11 +72,12 @@ class ModelInUse:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of the base model's weights; 0 until it is loaded."""
+        """Bytes of the base model's weights in the device's memory; 0 until it is loaded."""
         if self.base is None:
             return 0
         # Streamed blocks share two buffers.
-        storages = (weight.untyped_storage() for weight in self.base.model.parameters())
+        weights = (weight for weight in self.base.model.parameters() if not getattr(weight, "is_on_host", False))
+        storages = (weight.untyped_storage() for weight in weights)
         return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
     def load(
@@ -88,9 +89,9 @@ class ModelInUse:
     ) -> BaseModel:
         """Returns the base model; loads it if necessary.
 
-        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision, or
-        another number of blocks is to be streamed. Without one: puts the adapter in use on it, unless it is there
-        already. `watch` runs the loading.
+        With a recipe to train: loads it again, without the adapter in use, if the recipe has another precision or
+        places lookup tables elsewhere, or another number of blocks is to be streamed. Without one: puts the adapter in
+        use on it, unless it is there already. `watch` runs the loading.
 
         Args:
             streamed: of how many blocks the frozen matrices are to be in host memory; None for those that must be.
@@ -99,6 +100,7 @@ class ModelInUse:
             self._decoders.clear()
         if recipe is not None and self.base is not None:
             is_as_wanted = streamed in (None, self.base.streamed_blocks)
+            is_as_wanted &= self.base.placed_for in (None, recipe.method)
             if self.base.in_4bit != recipe.load_in_4bit or not is_as_wanted:
                 self.release()
         if self.base is None:

@@ -230,17 +230,19 @@ class _Candidates:
         return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, kept, common, self._judged)
 
     def _kept(self, setup: TrainingSetup) -> str:
-        """Returns how many blocks are streamed, or hold their 4-bit weights dequantised too, in words; else ""."""
+        """Returns which weights are in host memory, or are held dequantised beside 4 bits, in words."""
         number, blocks = setup.options.dequantised_blocks, len(self.shape.blocks)
+        tables = "lookup tables in host memory" if setup.embeddings_on_host else ""
         if streamed := setup.options.streamed_blocks:
             embeddings = " and of the embeddings" if setup.embeddings_on_host else ""
             return f"weights of {streamed} of {blocks} blocks{embeddings} in host memory, copied for each pass"
         if not setup.recipe.load_in_4bit:
-            return ""
+            return tables
         dtype = "bf16" if self.target.itemsize == 2 else "fp32"
+        words = f"{number} of {blocks} blocks kept in {dtype}"
         if not number:
-            return f"no block kept in {dtype}: every pass dequantises all {blocks}"
-        return f"{number} of {blocks} blocks kept in {dtype}"
+            words = f"no block kept in {dtype}: every pass dequantises all {blocks}"
+        return ", ".join(filter(None, [tables, words]))
 
     def _setup(self, recipe: Recipe) -> TrainingSetup:
         target = self.target

@@ -17,7 +17,7 @@ class Choice:
     footprint: Footprint
     host_memory: int  # bytes of host memory that a training on a GPU uses in addition; 0 on the CPU
     seconds: float | None  # the estimated time of an adaptation, all of its phases included; None if unknown
-    kept: str = ""  # how many blocks are streamed, or also hold their 4-bit weights dequantised, in words; else empty
+    kept: str = ""  # which weights are in host memory, or are held dequantised beside 4 bits, in words
     common: str = ""  # how what texts begin with in common is computed, in words; empty if that is next to nothing
     judged: str = ""  # in how many folds it is judged, in words; empty without folds
 

@@ -57,15 +57,15 @@ def host_bytes(setup: TrainingSetup, trained: list[Bucket], *, num_trainings: in
     """Returns the bytes of host memory that a training on a GPU uses; 0 on the CPU, where the footprint includes them.
 
     It holds the states to restore, the offloaded inputs, and one more state while the best one is replaced, or what is
-    set aside; and streamed weights in locked memory, which torch allocates in powers of two.
+    set aside; and in locked memory, streamed weights and embeddings.
     """
     if not setup.on_gpu:
         return 0
     state = setup.num_trained * (FP32 if setup.is_lora else setup.itemsize)
     offloaded = setup.offloaded_per_token * max(sizes.tokens for sizes in trained)
     more = max(state, _set_aside(setup))
-    streamed = sum(1 << (size - 1).bit_length() for size in (*setup.streamed_bytes, setup.embeddings_on_host) if size)
-    return num_states_kept(setup, num_trainings) * state + more + offloaded + streamed
+    locked = sum(setup.streamed_bytes) + setup.embeddings_on_host
+    return num_states_kept(setup, num_trainings) * state + more + offloaded + locked
 
 
 def num_states_kept(setup: TrainingSetup, num_trainings: int) -> int:

@@ -84,9 +84,11 @@ class TrainingSetup:
 
     @property
     def embeddings_on_host(self) -> int:
-        """Bytes of the embeddings if they are in host memory: beside streamed blocks, unless they are tied."""
-        is_there = self.options.streamed_blocks and not self.shape.is_tied
-        return self.itemsize * self.shape.head_parameters if is_there else 0
+        """Bytes of the embeddings in host memory: of lookup tables, and beside streamed blocks of those not tied."""
+        if not (self.is_lora and self.on_gpu):
+            return 0
+        first = self.shape.head_parameters if self.options.streamed_blocks and not self.shape.is_tied else 0
+        return self.itemsize * (self.shape.table_parameters + first)
 
     @property
     def _split_blocks(self) -> tuple[list[Block], list[Block]]:

@@ -25,6 +25,8 @@ QUERIES_AND_OUTPUTS = {"q_proj", "query", "q_lin", "o_proj", "out_proj", "out_li
 # Torch's own modules that work row by row, besides norms of rows and activations.
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _OF_ROWS = (nn.Linear, nn.Embedding, nn.Identity, nn.modules.dropout._DropoutNd, *_CONTAINERS, *ACTIVATIONS)
+# Numbers in an embedding from which it is a lookup table; they take 64 MiB in 16 bits.
+LARGE_TABLE = 2**25
 # Encoders whose sequence classifier reads the first token only, and whose token heads read each token by itself.
 ENCODERS = ("bert", "roberta", "distilbert")
 
@@ -96,6 +98,16 @@ def blocks_of(model: nn.Module, *, guess: bool = False) -> list[nn.Module]:
 def num_parameters(module: nn.Module) -> int:
     """Counts a module's parameters, shared ones once."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def lookup_tables(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Returns the weights of a decoder's large embeddings, except the input's and those that the head shares.
+
+    Only rows of them are read, and an adapter trains none of them.
+    """
+    ends = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    weights = dict.fromkeys(part.weight for part in model.modules() if isinstance(part, nn.Embedding))
+    return [each for each in weights if each.numel() >= LARGE_TABLE and all(each is not end for end in ends)]
 
 
 def head_sizes_of(config: PretrainedConfig) -> set[int]:

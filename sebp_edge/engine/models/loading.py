@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from sebp_edge.basics.files import read_json
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.models import hub
+from sebp_edge.engine.models.architecture import lookup_tables
 from sebp_edge.engine.models.fingerprint import file_fingerprint, fingerprint
 from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, NF4_BLOCK, has_bitsandbytes
 from sebp_edge.engine.models.gguf_base import lazy_weights, open_gguf, read_gguf_config, read_gguf_tokenizer
@@ -37,7 +38,7 @@ from sebp_edge.engine.models.soundness import (
     refuse_special_files,
     refuse_too_many_modules,
 )
-from sebp_edge.engine.models.streaming import stream_blocks
+from sebp_edge.engine.models.streaming import move_to_device
 from sebp_edge.engine.models.vocabulary import Vocabulary
 from sebp_edge.errors import MachineError, ModelError, SebpEdgeError
 from sebp_edge.machine import devices
@@ -65,6 +66,7 @@ class BaseModel:
     fingerprint: str  # identifies the base model; adapters record it
     has_new_head: bool = False  # whether its head has random weights, since its files have none; only an encoder's may
     streamed_blocks: int = 0  # of how many blocks the frozen matrices are in host memory (see `streaming`)
+    placed_for: str | None = None  # the method of training that decides where its lookup tables are; None without any
 
     @property
     def num_parameters(self) -> int:
@@ -115,6 +117,8 @@ def load_base_model(
 ) -> BaseModel:
     """Loads the model that `reference` names.
 
+    If an adapter is trained on a GPU, its lookup tables stay in host memory.
+
     Args:
         check: called between its parts; may raise to end the loading.
         streamed_blocks: of how many blocks the frozen matrices stay in host memory, in a recipe that trains an adapter.
@@ -125,13 +129,17 @@ def load_base_model(
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
     if in_4_bits:
         options |= _four_bit_options(device, dtype)
-    if streamed_blocks:
+    with raising_model_error(reference, _NEEDS_GGUF if reference.is_gguf else _NEEDS):
+        without_weights = _on_meta(config)
+    placed_for = recipe.method if device.type == "cuda" and lookup_tables(without_weights) else None
+    stays_in_part = streamed_blocks or placed_for == "lora"
+    if stays_in_part:
         # The files stay mapped, and the GPU never holds more than one block besides what stays on it.
         options |= {"device_map": {"": torch.device("cpu")}}
         options.pop("quantization_config", None)
     with without_progress_bars():
         load = _load_gguf if reference.is_gguf else _load_folder
-        model, report, tokenizer, identity, folder = load(reference, config, options, check)
+        model, report, tokenizer, identity, folder = load(reference, config, without_weights, options, check)
     if report["missing_keys"]:
         # transformers would initialise them randomly.
         raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
@@ -142,19 +150,19 @@ def load_base_model(
         refuse_non_finite(reference.name, block, folder)
 
     with raising_model_error(reference, _NEEDS):
-        if streamed_blocks:
-            stream_blocks(model, streamed_blocks, device, dtype if in_4_bits else None, check_block)
+        if stays_in_part:
+            move_to_device(model, device, streamed_blocks, dtype if in_4_bits else None, check_block)
         _make_exact(reference, model, device)
         refuse_non_finite(reference.name, model, folder)
-    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, streamed_blocks=streamed_blocks)
+    placement = {"streamed_blocks": streamed_blocks, "placed_for": placed_for}
+    return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, **placement)
 
 
-def _load_folder(reference: ModelReference, config, options: dict, check: Check) -> tuple:
+def _load_folder(reference: ModelReference, config, without_weights, options: dict, check: Check) -> tuple:
     """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
     folder = hub.model_folder(reference)
     with raising_model_error(reference, _NEEDS):
         refuse_special_files(reference.name, folder)
-        without_weights = _on_meta(config)
         refuse_missing_weights(reference.name, without_weights, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
@@ -166,11 +174,10 @@ def _load_folder(reference: ModelReference, config, options: dict, check: Check)
         return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
 
 
-def _load_gguf(reference: ModelReference, config, options: dict, check: Check) -> tuple:
+def _load_gguf(reference: ModelReference, config, without_weights, options: dict, check: Check) -> tuple:
     """Like `_load_folder`, from a GGUF file; there is no folder."""
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
         file.forget_tokenizer()  # which is read by itself
-        without_weights = _on_meta(config)
         weights = lazy_weights(file, without_weights, options["dtype"], check)
         tokenizer = read_gguf_tokenizer(reference)
         tokenizer("a")

@@ -3,7 +3,14 @@
 from torch import nn
 from transformers import PreTrainedModel
 
-from sebp_edge.engine.models.architecture import blocks_of, head_size_of, is_linear, num_parameters, weight_MK
+from sebp_edge.engine.models.architecture import (
+    blocks_of,
+    head_size_of,
+    is_linear,
+    lookup_tables,
+    num_parameters,
+    weight_MK,
+)
 from sebp_edge.engine.models.shape import Block, DecoderShape, LinearShape
 
 
@@ -23,6 +30,7 @@ def shape_of(model: PreTrainedModel, name: str) -> DecoderShape:
         has_plain_embedding=type(embedding) is nn.Embedding,
         linear_parameters=sum(linear.size for linear in linears),
         linear_features=sum(linear.features for linear in linears),
+        table_parameters=sum(table.numel() for table in lookup_tables(model)),
     )
     parts_of_blocks = (block.named_modules() for block in blocks_of(model, guess=True))
     linears_of_blocks = ({path: _sizes(part) for path, part in parts if _is_linear(part)} for parts in parts_of_blocks)

@@ -147,6 +147,7 @@ class DecoderShape:
     # Of all linear layers except the head, each once: those that can be in 4 bits and get adapters.
     linear_parameters: int
     linear_features: int
+    table_parameters: int  # of lookup tables, which stay in host memory if an adapter is trained on a GPU
     distinct_blocks: tuple[Block, ...] = ()  # its blocks without duplicates
     order: tuple[int, ...] = ()  # the place of each block among the distinct ones
     kept_outside: Kept | None = None  # what is kept outside of blocks, if they are of no known kind

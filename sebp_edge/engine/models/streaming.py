@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from sebp_edge.basics.out_of_memory import ran_out_of_memory
-from sebp_edge.basics.units import gigabytes
-from sebp_edge.engine.models.architecture import blocks_of
+from sebp_edge.engine.models.architecture import blocks_of, lookup_tables
 from sebp_edge.engine.models.shape import spread
-from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.errors import ModelError
+from sebp_edge.machine.locked_memory import lock, readable_by_gpu
 from sebp_edge.machine.side_copies import WEIGHTS, begin_copy, wait_for_copies
 
 # Weights begin at multiples of so many bytes, as in torch's allocator, so that products choose the same kernels.
@@ -52,27 +51,11 @@ class StreamedBlocks:
     def __init__(self, device: torch.device):
         self._device = device
         self._hosts: list[Tensor] = []
-        self._num_locked = 0
         self._places: list[list[_Place]] = []  # until `begin`
         self._buffers: list[Tensor] = []
         # Which block each buffer holds, or will once its copy has ended; and the block that goes on with the pass.
         self._held: list[int | None] = [None, None]
         self._next: int | None = None
-
-    def lock(self, size: int) -> Tensor:
-        """Allocates bytes of host memory that stay where they are, so that the GPU copies and reads them by itself."""
-        try:
-            memory = torch.zeros(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
-        except RuntimeError as error:
-            if not ran_out_of_memory(error):
-                raise
-            got, more = gigabytes(self._num_locked), gigabytes(size)
-            raise MachineError(
-                f"Streamed weights got {got} of locked host memory, and {more} more were refused; close other "
-                "programs, raise the memory budget, so that more stays on the GPU, or choose a smaller model."
-            ) from error
-        self._num_locked += size
-        return memory
 
     def add(self, block: nn.Module) -> None:
         """Moves a block's frozen matrices to host memory; raises a MachineError if that is full."""
@@ -82,7 +65,7 @@ class StreamedBlocks:
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = begin + tensor.nbytes
             places.append(_Place(owner, attribute, tensor.dtype, tensor.shape, slice(begin, end)))
-        host = self.lock(end)
+        host = lock(end, self._device)
         for place in places:
             values = getattr(place.owner, place.attribute)
             host[place.bytes].copy_(values.contiguous().flatten().view(torch.uint8))
@@ -113,7 +96,6 @@ class StreamedBlocks:
         """Makes the buffers, and the blocks' weights views of them."""
         size = max(map(len, self._hosts))
         self._buffers = [torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in self._held]
-        self._device = self._buffers[0].device  # with its number, which names its stream
         for number, places in enumerate(self._places):
             for place in places:
                 place.put(self._buffers[number % 2])
@@ -136,42 +118,50 @@ class StreamedBlocks:
             begin_copy(self._buffers[number % 2][: len(host)], host, WEIGHTS)
 
 
-def stream_blocks(
+def move_to_device(
     model: PreTrainedModel,
-    number: int,
     device: torch.device,
+    number: int,
     compute_dtype: torch.dtype | None,
     check: Callable[[nn.Module], None],
 ) -> None:
-    """Moves a model from the host to a device, with the frozen matrices of some blocks streamed.
+    """Moves a model, of which an adapter is to be trained, from the host to a device, except what stays in host memory.
 
-    Embeddings that are not tied to the head stay in host memory too: a GPU reads their rows from there.
+    That are the frozen matrices of blocks that are streamed, and tables of which a GPU reads rows from there: those of
+    `lookup_tables` and, beside streamed blocks, the embeddings, unless they are tied to the head.
 
     Args:
         model: on the CPU.
         number: of how many blocks the matrices are streamed; they are spread evenly.
-        compute_dtype: loads the linear layers of blocks in 4 bits, which compute in it; None leaves them as they are.
+        compute_dtype: loads linear layers but the head in 4 bits, which compute in it; None leaves them as they are.
         check: called with each block on the device before it is streamed.
     """
-    blocks = blocks_of(model)
+    device = torch.empty(0, device=device).device  # with its number, which names its stream
+    blocks, head = blocks_of(model), model.get_output_embeddings()
     if len(blocks) < number:
         raise ModelError(f"{number} blocks were to be streamed, but this model has {len(blocks)} that are known.")
+    tables, embedding = lookup_tables(model), model.get_input_embeddings().weight
+    if number and embedding is not head.weight:
+        tables.append(embedding)
+    for table in tables:
+        table.is_on_host = True
     streamed, chosen = StreamedBlocks(device), set(spread(number, len(blocks)))
     for place, block in enumerate(blocks):
         if compute_dtype is not None:
-            _quantise(block, device, compute_dtype)
+            _quantise(block, head, device, compute_dtype)
         _move(block, device)
         check(block)
         if place in chosen:
             streamed.add(block)
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    if embedding is not head and device.type == "cuda":
-        host = streamed.lock(embedding.nbytes).view(embedding.dtype).view(embedding.shape)
-        embedding.data = _readable_by_gpu(host.copy_(embedding.data))
-    _move(model, device)
-    streamed.begin()
     if compute_dtype is not None:
+        _quantise(model, head, device, compute_dtype)
         model.is_loaded_in_4bit = True
+    _move(model, device)
+    for table in tables if device.type == "cuda" else ():
+        host = lock(table.nbytes, device).view(table.dtype).view(table.shape)
+        table.data = readable_by_gpu(host.copy_(table.data), device)
+    if number:
+        streamed.begin()
 
 
 def _frozen(block: nn.Module) -> Iterator[tuple[object, str]]:
@@ -189,21 +179,22 @@ def _frozen(block: nn.Module) -> Iterator[tuple[object, str]]:
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
-    """Moves all tensors to the device, but those that are streamed."""
+    """Moves all tensors to the device, but those that are streamed or stay in host memory."""
     for part in module.modules():
         for weight in part.parameters(recurse=False):
-            if not getattr(weight, "is_streamed", False) and weight.device.type != device.type:
+            stays = getattr(weight, "is_streamed", False) or getattr(weight, "is_on_host", False)
+            if not stays and weight.device.type != device.type:
                 weight.data = weight.data.to(device)
         for name, buffer in part.named_buffers(recurse=False):
             part._buffers[name] = buffer.to(device)
 
 
-def _quantise(block: nn.Module, device: torch.device, compute_dtype: torch.dtype) -> None:
-    """Replaces a block's linear layers by ones in 4 bits, as transformers does, quantised on the device."""
+def _quantise(module: nn.Module, head: nn.Module, device: torch.device, compute_dtype: torch.dtype) -> None:
+    """Replaces linear layers but the head by ones in 4 bits, as transformers does, quantised on the device."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    for path, layer in list(block.named_modules()):
-        if type(layer) is not nn.Linear and not isinstance(layer, Conv1D):
+    for path, layer in list(module.named_modules()):
+        if layer is head or (type(layer) is not nn.Linear and not isinstance(layer, Conv1D)):
             continue
         weight_MK = layer.weight.data.T if isinstance(layer, Conv1D) else layer.weight.data
         with torch.device("meta"):
@@ -213,22 +204,4 @@ def _quantise(block: nn.Module, device: torch.device, compute_dtype: torch.dtype
         in_4_bits.weight = Params4bit(weight_MK.to(device), requires_grad=False, **settings).to(device)
         in_4_bits.bias = layer.bias
         in_4_bits.requires_grad_(False)
-        block.set_submodule(path, in_4_bits)
-
-
-class _Mapped:
-    """Locked host memory under the address by which a GPU reads it, as torch takes memory of other libraries."""
-
-    def __init__(self, host: Tensor):
-        self._host = host
-        self.__cuda_array_interface__ = {
-            "shape": (host.nbytes,),
-            "typestr": "|u1",
-            "data": (host.data_ptr(), False),
-            "version": 3,
-        }
-
-
-def _readable_by_gpu(host: Tensor) -> Tensor:
-    """Returns locked host memory as a tensor on the GPU, which reads it over the bus each time."""
-    return torch.as_tensor(_Mapped(host)).view(host.dtype).view(host.shape)
+        module.set_submodule(path, in_4_bits)
