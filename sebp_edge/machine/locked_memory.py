@@ -1,10 +1,9 @@
 """Host memory that stays where it is, so that a GPU copies it, and reads it over the bus, by itself.
 
-The driver allocates it, since torch locks powers of two: up to twice as much.
+NVIDIA's driver allocates it, since torch locks powers of two: up to twice as much.
 """
 
 import ctypes
-import sys
 import weakref
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from sebp_edge.basics.units import gigabytes
 from sebp_edge.errors import MachineError
+from sebp_edge.machine import stacks
 
-_PORTABLE = 1  # for all GPUs
+_PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE of the driver API: for all GPUs
 
 
 def lock(size: int, device: torch.device) -> Tensor:
@@ -21,15 +21,15 @@ def lock(size: int, device: torch.device) -> Tensor:
 
     Raises a MachineError if the host does not lock that much.
     """
-    if device.type != "cuda" or not size:
-        return torch.zeros(size, dtype=torch.uint8)
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    torch.cuda.synchronize(device)  # so that this thread has a context
+    driver = stacks.driver() if device.type == "cuda" else None
+    if driver is None or not size:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     address = ctypes.c_void_p()
+    torch.cuda.synchronize(device)  # a thread's first call through torch sets its context
     if fault := driver.cuMemHostAlloc(ctypes.byref(address), ctypes.c_size_t(size), _PORTABLE):
         raise MachineError(
-            f"The host refuses to lock {gigabytes(size)} of memory for weights (CUDA's error {fault}); close other "
-            "programs, choose a smaller model or, if blocks are streamed, raise the memory budget."
+            f"The host refuses to lock {gigabytes(size)} of memory for weights (error {fault} of CUDA's driver); close "
+            "other programs, choose a smaller model or, if blocks are streamed, raise the memory budget."
         )
     memory = (ctypes.c_uint8 * size).from_address(address.value)
     weakref.finalize(memory, _free, driver, address, device).atexit = False

@@ -50,7 +50,7 @@ def lowered(device: torch.device) -> Iterator[None]:
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL | None:
+def driver() -> ctypes.CDLL | None:
     """Returns NVIDIA's driver library; None for other GPUs, or if it is not found under its usual name."""
     if torch.version.cuda is None:
         return None
@@ -69,13 +69,13 @@ def _bytes(device: torch.device, limit: int) -> int:
 
 def _limit(device: torch.device) -> int | None:
     """Returns the bytes of stack per thread; None if the driver does not report it."""
-    if _driver() is None:
+    if driver() is None:
         return None
     limit = ctypes.c_size_t()
     with torch.cuda.device(device):
         # The limit belongs to the current context, which a thread's first call through torch sets.
         torch.cuda.mem_get_info(device)
-        failed = _driver().cuCtxGetLimit(ctypes.byref(limit), _STACK_SIZE)
+        failed = driver().cuCtxGetLimit(ctypes.byref(limit), _STACK_SIZE)
     return None if failed else limit.value
 
 
@@ -83,4 +83,4 @@ def _set_limit(device: torch.device, size: int) -> None:
     """Sets the bytes of stack per thread, which waits for the device; without effect if the driver refuses."""
     with torch.cuda.device(device):
         torch.cuda.mem_get_info(device)
-        _driver().cuCtxSetLimit(_STACK_SIZE, ctypes.c_size_t(size))
+        driver().cuCtxSetLimit(_STACK_SIZE, ctypes.c_size_t(size))

@@ -59,7 +59,7 @@ class H100(FakeCuda):
 def simulate(monkeypatch, gpu):
     """Makes torch and the driver report this GPU."""
     monkeypatch.setattr(torch, "cuda", gpu)
-    monkeypatch.setattr(stacks, "_driver", lambda: gpu.driver)
+    monkeypatch.setattr(stacks, "driver", lambda: gpu.driver)
 
 
 class Gpu(H100):

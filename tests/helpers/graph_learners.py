@@ -1,14 +1,15 @@
 """Makes learners on a GPU that run captured graphs, and drops the graphs for eager runs."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from builders import make_llama, outlined
+from builders import evaluated, gpu_sync_forbidden, make_examples, make_llama, make_step, outlined, schedule_of
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST
-from sebp_edge.engine.models.adaptation import trainable
+from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.recovery import RecoveringLearner
 
@@ -66,3 +67,35 @@ def step_gradients(learner, micro_batches):
     found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
     learner.plain.update.reset()
     return float(learner.plain._loss), found
+
+
+def with_adapter(base):
+    """Attaches an adapter that changes what the model computes."""
+    adaptation = attach(base, RECIPE, seed=1)
+    with torch.no_grad():
+        for number, parameter in enumerate(trainable(adaptation)):
+            draw = torch.Generator().manual_seed(number)
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    return adaptation
+
+
+def losses_and_steps(base, options, *, with_graphs=True):
+    """Losses before and after two steps, whose graphs and evaluations overwrite each other's buffers."""
+    examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
+    micro_batches = [examples[:3], examples[3:4], examples[4:]]
+    adaptation = with_adapter(base)
+    found = []
+    with make_learner(adaptation, examples, options=options) as learner:
+        if not with_graphs:
+            drop_graphs(learner)
+        learner.lay_out(schedule_of(learner, [micro_batches]))
+        for _ in range(2):
+            found += [losses for _, losses, _ in learner.losses(evaluated(learner, examples))]
+            outcome = learner.step(make_step(learner, examples), 1e-3)
+            found += [outcome.loss.cpu(), outcome.grad_norm.cpu()]
+        with gpu_sync_forbidden() if with_graphs else nullcontext():
+            learner.step(make_step(learner, examples), 1e-3)
+        assert (learner.plain.graphs is not None) == with_graphs
+        found += [parameter.detach().cpu() for parameter in trainable(adaptation)]
+    adaptation.detach()
+    return found

@@ -1,15 +1,12 @@
 """On a GPU, blocks streamed from host memory give the gradients of resident ones, in graphs and within the plan."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
-from builders import evaluated, gpu_sync_forbidden, make_examples, make_llama, make_sentences, make_step, schedule_of
-from graph_learners import RECIPE, drop_graphs, make_learner
+from builders import make_llama, make_sentences
+from graph_learners import RECIPE, losses_and_steps
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.machine import devices
@@ -38,37 +35,6 @@ def load(folder, number, in_4_bits):
     return load_base_model(
         resolve(folder), RECIPE.replace(load_in_4bit=in_4_bits), torch.device("cuda"), streamed_blocks=number
     )
-
-
-def adapted(base):
-    adaptation = attach(base, RECIPE, seed=1)
-    with torch.no_grad():
-        for number, parameter in enumerate(trainable(adaptation)):
-            draw = torch.Generator().manual_seed(number)
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
-    return adaptation
-
-
-def losses_and_steps(base, options, *, with_graphs=True):
-    """Losses before and after two steps, whose graphs and evaluations overwrite each other's buffers."""
-    examples = make_examples([31, 2, 17, 64, 5, 40], prompt=3)
-    micro_batches = [examples[:3], examples[3:4], examples[4:]]
-    adaptation = adapted(base)
-    found = []
-    with make_learner(adaptation, examples, options=options) as learner:
-        if not with_graphs:
-            drop_graphs(learner)
-        learner.lay_out(schedule_of(learner, [micro_batches]))
-        for _ in range(2):
-            found += [losses for _, losses, _ in learner.losses(evaluated(learner, examples))]
-            outcome = learner.step(make_step(learner, examples), 1e-3)
-            found += [outcome.loss.cpu(), outcome.grad_norm.cpu()]
-        with gpu_sync_forbidden() if with_graphs else nullcontext():
-            learner.step(make_step(learner, examples), 1e-3)
-        assert (learner.plain.graphs is not None) == with_graphs
-        found += [parameter.detach().cpu() for parameter in trainable(adaptation)]
-    adaptation.detach()
-    return found
 
 
 @PRECISIONS

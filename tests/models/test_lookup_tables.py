@@ -1,0 +1,194 @@
+"""Lookup tables, of which only rows are read, stay in host memory while an adapter is trained on a GPU."""
+
+import ctypes
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from builders import load_base, make_llama
+from fake_gpu import FakeCuda, simulate
+from model_families import make_model
+from torch import nn
+from transformers import Gemma4TextConfig
+
+from sebp_edge import Recipe
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
+from sebp_edge.engine.memory.prediction import host_bytes, predict_footprint
+from sebp_edge.engine.memory.setup import TrainingSetup
+from sebp_edge.engine.models.architecture import LARGE_TABLE, lookup_tables
+from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.known_models import recall_model
+from sebp_edge.engine.models.loading import load_base_model
+from sebp_edge.engine.models.model_shape import shape_of
+from sebp_edge.engine.models.streaming import move_to_device
+from sebp_edge.engine.sparse.rows.buckets import Bucket
+from sebp_edge.errors import MachineError
+from sebp_edge.machine.locked_memory import lock
+
+CUDA, META = torch.device("cuda"), torch.device("meta")
+LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
+SMALLEST = [Bucket(1, 1, 1, 1)]
+
+
+def make_gemma4(**changes):
+    sizes = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": 320,
+        "pad_token_id": 2,
+    }
+    return make_model(Gemma4TextConfig(**sizes | changes))
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    """Tables of any size count as large."""
+    monkeypatch.setattr("sebp_edge.engine.models.architecture.LARGE_TABLE", 1)
+
+
+def table_of(model):
+    return model.base_model.embed_tokens_per_layer
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_embeddings_at_the_models_ends_are_no_tables(is_tied):
+    model = make_gemma4(tie_word_embeddings=is_tied)
+    assert [each is table_of(model).weight for each in lookup_tables(model)] == [True]
+    llama = make_llama(tie_word_embeddings=is_tied)
+    assert lookup_tables(llama) == []
+    # Two modules with one weight have one table.
+    llama.more = nn.ModuleList([nn.Embedding(9, 3), nn.Embedding(9, 3), nn.Embedding(320, 32)])
+    llama.more[1].weight, llama.more[2].weight = llama.more[0].weight, llama.get_input_embeddings().weight
+    assert [each is llama.more[0].weight for each in lookup_tables(llama)] == [True]
+
+
+def test_a_small_embedding_is_no_table():
+    with META:
+        model = make_gemma4(num_hidden_layers=4)
+        assert lookup_tables(model) == []
+        for rows, found in ((LARGE_TABLE // 256, 1), (LARGE_TABLE // 256 - 1, 0)):
+            model.base_model.embed_tokens_per_layer = nn.Embedding(rows, 256)
+            assert len(lookup_tables(model)) == found
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("in_4_bits", [False, True])
+def test_a_plan_counts_the_table_in_host_memory_exactly(in_4_bits):
+    model = make_gemma4().bfloat16()
+    table, shape = table_of(model).weight.nbytes, shape_of(model, "some")
+    assert 2 * shape.table_parameters == table
+
+    def counted(recipe, *, on_gpu=True, tables=shape.table_parameters, options=FASTEST):
+        setup = TrainingSetup(replace(shape, table_parameters=tables), recipe, on_gpu, on_gpu, 2, options)
+        return predict_footprint(setup, SMALLEST, [], 0).weights, host_bytes(setup, SMALLEST)
+
+    lora = LORA.replace(load_in_4bit=in_4_bits)
+    (weights, host), (all_weights, without) = counted(lora), counted(lora, tables=0)
+    assert (all_weights - weights, host - without) == (table, table)
+    if not in_4_bits:
+        assert weights == sum(each.nbytes for each in model.parameters()) - table
+    # Beside streamed blocks, too. Whatever trains all weights, and a CPU, have it where the others are.
+    streamed = MemoryOptions(streamed_blocks=4)
+    assert counted(lora, options=streamed)[0] == counted(lora, options=streamed, tables=0)[0] - table
+    for others in ({"recipe": FULL}, {"recipe": lora, "on_gpu": False}):
+        assert counted(**others) == counted(**others, tables=0)
+
+
+@pytest.mark.parametrize(("name", "least"), [("gemma-4-e2b", 4.6e9), ("gemma-4-e4b", 5.6e9), ("llama-3.2-3b", 0)])
+def test_shapes_that_ship_know_their_tables(name, least):
+    assert least <= 2 * recall_model(resolve(name)).shape.table_parameters <= 1.05 * least
+
+
+@pytest.mark.usefixtures("any_size")
+def test_a_model_is_moved_without_its_table(monkeypatch):
+    model, checked, moved = make_gemma4(), [], []
+
+    def move(tensor, device):
+        moved.append((tensor.data_ptr(), device))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "to", move)
+    move_to_device(model, META, 0, None, checked.append)
+    assert checked == [*model.base_model.layers]
+    others = {*model.parameters(), *model.buffers()} - {table_of(model).weight}
+    assert table_of(model).embed_scale in others
+    assert {*moved} == {(each.data_ptr(), META) for each in others}
+
+
+@pytest.mark.usefixtures("any_size")
+def test_on_a_cpu_nothing_changes(tokenizer, tmp_path):
+    expected = make_gemma4()
+    expected.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    base = load_base(tmp_path)
+    assert base.placed_for is None and not hasattr(table_of(base.model).weight, "is_on_host")
+    assert torch.equal(table_of(base.model).weight, table_of(expected).weight)
+
+
+def test_blocks_in_host_memory_have_the_same_layers_in_4_bits(tokenizer, tmp_path):
+    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    make_gemma4().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    def layers(number):
+        recipe = LORA.replace(load_in_4bit=True)
+        model = load_base_model(resolve(tmp_path), recipe, torch.device("cpu"), streamed_blocks=number).model
+        return {name for name, layer in model.named_modules() if isinstance(layer, bitsandbytes.nn.Linear4bit)}
+
+    assert "model.per_layer_model_projection" in layers(0)
+    assert layers(0) == layers(1)
+
+
+class Driver:
+    """A driver that locks memory, until `free` bytes are locked."""
+
+    def __init__(self, free):
+        self.free, self.locked = free, {}
+
+    def cuMemHostAlloc(self, address, size, flags):
+        if size.value > self.free:
+            return 2
+        memory = ctypes.create_string_buffer(size.value)
+        self.locked[ctypes.addressof(memory)] = memory
+        ctypes.cast(address, ctypes.POINTER(ctypes.c_void_p)).contents.value = ctypes.addressof(memory)
+        return 0
+
+    def cuMemFreeHost(self, address):
+        del self.locked[address.value]
+        return 0
+
+
+class Gpu(FakeCuda):
+    def __init__(self, free):
+        self.driver = Driver(free)
+
+    def synchronize(self, device):
+        assert device == CUDA
+
+
+def test_exactly_the_memory_is_locked_and_freed_with_the_last_tensor(monkeypatch):
+    gpu = Gpu(free=10**6)
+    simulate(monkeypatch, gpu)
+    table = nn.Parameter(lock(3 * 5 * 2, CUDA).view(torch.bfloat16).view(3, 5), requires_grad=False)
+    assert [len(each) for each in gpu.driver.locked.values()] == [30]
+    table.data.copy_(torch.arange(15).view(3, 5))
+    rows = table.detach()[1:]
+    del table
+    gc.collect()
+    assert len(gpu.driver.locked) == 1
+    assert rows.flatten().tolist() == [*range(5, 15)]
+    del rows
+    assert not gpu.driver.locked
+    with pytest.raises(MachineError, match=r"The host refuses to lock 2.0 GB of memory for weights .* close other"):
+        lock(2 * 10**9, CUDA)
