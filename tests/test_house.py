@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_237
+MAX_LINES = 52_309
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,8 +63,8 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_974,
     "engine": 9,
-    "engine.memory": 1_823,
-    "engine.models": 4_785,
+    "engine.memory": 1_828,
+    "engine.models": 4_786,
     "engine.models.gguf": 1_389,
     "engine.sparse": 1_644,
     "engine.sparse.patches": 2_742,
@@ -72,10 +72,10 @@ MAX_LINES_OF_ROOM = {
     "engine.training": 3_989,
     "export": 1_854,
     "lessons": 2_256,
-    "machine": 1_086,
+    "machine": 1_150,
     "reading": 6_415,
     "research": 1_698,
-    "run": 5_843,
+    "run": 5_845,
     "serve": 3_811,
     "store": 2_865,
     "values": 1_801,

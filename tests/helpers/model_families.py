@@ -1,5 +1,8 @@
 """Makes small random models of many families."""
 
+from contextlib import contextmanager
+
+import pytest
 from builders import SIZES, make_llama, seeded
 from transformers import (
     AutoModelForCausalLM,
@@ -28,6 +31,14 @@ from transformers import (
 def no_defaults() -> dict:
     """Settings that no program takes by default, so that one that is lost changes what a model computes."""
     return {"rms_norm_eps": 1e-4, "rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}}
+
+
+@contextmanager
+def large_tables(least):
+    """Context in which embeddings of so many numbers are lookup tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sebp_edge.engine.models.architecture.LARGE_TABLE", least)
+        yield
 
 
 def make_model(config, attention="sdpa"):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from builders import load_base, make_llama
 from fake_gpu import FakeCuda, simulate
-from model_families import make_model
+from model_families import large_tables, make_model
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import Gemma4TextConfig
 
 from sebp_edge import Recipe
@@ -51,9 +52,9 @@ def make_gemma4(**changes):
 
 
 @pytest.fixture
-def any_size(monkeypatch):
-    """Tables of any size count as large."""
-    monkeypatch.setattr("sebp_edge.engine.models.architecture.LARGE_TABLE", 1)
+def any_size():
+    with large_tables(least=1):
+        yield
 
 
 def table_of(model):
@@ -110,20 +111,34 @@ def test_shapes_that_ship_know_their_tables(name, least):
     assert least <= 2 * recall_model(resolve(name)).shape.table_parameters <= 1.05 * least
 
 
-@pytest.mark.usefixtures("any_size")
-def test_a_model_is_moved_without_its_table(monkeypatch):
-    model, checked, moved = make_gemma4(), [], []
+class Moves(TorchFunctionMode):
+    """Stands in for a device: notes what is moved where, and leaves it.
 
-    def move(tensor, device):
-        moved.append((tensor.data_ptr(), device))
+    Attributes:
+        seen: addresses with devices.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.to:
+            return function(*args, **(kwargs or {}))
+        tensor, device = args
+        self.seen.add((tensor.data_ptr(), device))
         return tensor
 
-    monkeypatch.setattr(torch.Tensor, "to", move)
-    move_to_device(model, META, 0, None, checked.append)
+
+@pytest.mark.usefixtures("any_size")
+def test_a_model_is_moved_without_its_table():
+    model, checked = make_gemma4(), []
+    with Moves() as moves:
+        move_to_device(model, META, 0, None, checked.append)
     assert checked == [*model.base_model.layers]
     others = {*model.parameters(), *model.buffers()} - {table_of(model).weight}
     assert table_of(model).embed_scale in others
-    assert {*moved} == {(each.data_ptr(), META) for each in others}
+    assert moves.seen == {(each.data_ptr(), META) for each in others}
 
 
 @pytest.mark.usefixtures("any_size")

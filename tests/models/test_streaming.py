@@ -20,7 +20,7 @@ from sebp_edge.engine.models.streaming import StreamedBlocks
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.losses import RowLosses
-from sebp_edge.errors import MachineError, ModelError
+from sebp_edge.errors import ModelError
 from sebp_edge.events import Notice
 from sebp_edge.values.example import outlines
 
@@ -156,20 +156,6 @@ def test_replies_are_those_of_the_resident_model(folder, recipe):
 
 def test_streamed_blocks_are_spread_evenly():
     assert [spread(number, 5) for number in range(6)] == [[], [4], [2, 4], [1, 3, 4], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
-
-
-def test_a_host_that_locks_too_little_memory_is_named_with_what_to_do(folder, monkeypatch):
-    zeros, sizes = torch.zeros, []
-
-    def refuse_third(size, **options):
-        sizes.append(size)
-        if len(sizes) == 3:
-            raise RuntimeError("CUDA error: out of memory")
-        return zeros(size, **options)
-
-    monkeypatch.setattr("sebp_edge.engine.models.streaming.torch.zeros", refuse_third)
-    with pytest.raises(MachineError, match=r"got .* of locked host memory, and .* more were refused; close other"):
-        load(folder, RECIPE, 5)
 
 
 def test_more_blocks_than_there_are_and_damaged_ones_are_refused(folder):

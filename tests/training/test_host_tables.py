@@ -1,19 +1,17 @@
 """A GPU that reads a lookup table from host memory computes what it does with one of its own, and has more room."""
 
 import gc
-from contextlib import contextmanager
 
 import pytest
 import torch
 from builders import make_sentences
 from graph_learners import RECIPE, losses_and_steps, with_adapter
-from model_families import make_model
+from model_families import large_tables, make_model
 from torch import nn
 from transformers import Gemma4TextConfig
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
-from sebp_edge.engine.models import architecture
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.generation import generate_text
 from sebp_edge.engine.models.loading import load_base_model
@@ -51,14 +49,6 @@ def folder(tokenizer, tmp_path):
     make_model(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
-
-
-@contextmanager
-def on_host():
-    """Context in which tables of this size count as large."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(architecture, "LARGE_TABLE", ROWS * COLUMNS)
-        yield
 
 
 def load(folder, in_4_bits):
@@ -111,7 +101,7 @@ def test_loading_never_puts_the_table_on_the_gpu(folder, in_4_bits):
     devices.release_memory(CUDA)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    with on_host():
+    with large_tables(least=ROWS * COLUMNS):
         base = load(folder, in_4_bits)
     table = table_of(base)
     others = sum(each.numel() for each in base.model.parameters() if each is not table.weight)
@@ -127,7 +117,7 @@ def test_loading_never_puts_the_table_on_the_gpu(folder, in_4_bits):
 )
 def test_steps_are_those_of_a_resident_table_bit_for_bit(folder, in_4_bits, options, with_graphs):
     expected = losses_and_steps(load(folder, in_4_bits), options, with_graphs=with_graphs)
-    with on_host():
+    with large_tables(least=ROWS * COLUMNS):
         base = load(folder, in_4_bits)
         found = losses_and_steps(base, options, with_graphs=with_graphs)
     assert base.placed_for == "lora"
@@ -143,7 +133,7 @@ def test_replies_are_those_of_a_resident_table(folder):
         return text
 
     expected = reply()
-    with on_host():
+    with large_tables(least=ROWS * COLUMNS):
         assert reply() == expected
 
 
@@ -152,7 +142,7 @@ def test_an_adaptation_stays_within_a_plan_without_the_table(folder, tmp_path):
     texts = make_sentences(30, words=60)
     recipe = RECIPE.replace(batch_tokens=500, epochs=1, context_length=128)
     options = {"recipe": recipe, "device": "cuda", "store": AdapterStore(tmp_path / "store")}
-    with on_host():
+    with large_tables(least=ROWS * COLUMNS):
         personalizer = Personalizer(folder, memory_budget="20GB", **options)
         plan, result = personalizer.plan(texts), personalizer.adapt(texts)
         assert personalizer.in_use.base.placed_for == "lora"
