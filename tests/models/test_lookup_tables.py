@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import load_base, make_llama
+from builders import load_base, make_llama, silent
 from fake_gpu import FakeCuda, simulate
 from model_families import large_tables, make_model
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import Gemma4TextConfig
 
-from sebp_edge import Recipe
+from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.memory.prediction import host_bytes, predict_footprint
+from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.memory.setup import TrainingSetup
 from sebp_edge.engine.models.architecture import LARGE_TABLE, lookup_tables
 from sebp_edge.engine.models.catalog import resolve
@@ -142,6 +143,20 @@ def test_a_model_is_moved_without_its_table():
 
 
 @pytest.mark.usefixtures("any_size")
+def test_the_scales_of_a_model_that_is_in_4_bits_already_are_moved_with_it(tokenizer, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    make_gemma4().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = load_base(tmp_path, LORA.replace(load_in_4bit=True)).model
+    states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
+    with Moves() as moves:
+        move_to_device(model, META, 0, None, lambda block: None)
+    assert len(states) > 20
+    scales = [tensor for each in states for tensor in (each.absmax, each.offset, each.state2.absmax)]
+    assert {(each.data_ptr(), META) for each in (*scales, *model.buffers())} <= moves.seen
+
+
+@pytest.mark.usefixtures("any_size")
 def test_on_a_cpu_nothing_changes(tokenizer, tmp_path):
     expected = make_gemma4()
     expected.save_pretrained(tmp_path)
@@ -149,6 +164,30 @@ def test_on_a_cpu_nothing_changes(tokenizer, tmp_path):
     base = load_base(tmp_path)
     assert base.placed_for is None and not hasattr(table_of(base.model).weight, "is_on_host")
     assert torch.equal(table_of(base.model).weight, table_of(expected).weight)
+
+
+@pytest.mark.usefixtures("any_size")
+def test_a_host_without_room_for_the_table_is_told_so_before_anything_is_loaded(tmp_path, machine):
+    model = make_gemma4(vocab_size_per_layer_input=2**15)
+    model.config.save_pretrained(tmp_path)
+    machine.computes_in(torch.bfloat16)
+    machine.has_memory(2**23)  # of the GPU, and of the host
+    with pytest.raises(
+        MachineError, match=r"lookup tables of .* in host memory they need 17 MB, but 8 MB are free; cho"
+    ):
+        refuse_if_too_big(resolve(tmp_path), LORA, CUDA)
+    machine.has_memory(2**25)
+    assert refuse_if_too_big(resolve(tmp_path), LORA, CUDA) == 0
+
+
+def test_a_model_is_loaded_again_if_its_tables_belong_elsewhere(two_layer_folder):
+    used = Personalizer(two_layer_folder, recipe=LORA, device="cpu").in_use
+    lora, full = LORA.with_defaults(), FULL.with_defaults()
+    base = used.load(silent)
+    assert used.load(silent, full) is used.load(silent, lora) is base
+    used.base = replace(base, placed_for="lora")
+    assert used.load(silent, lora).model is base.model
+    assert used.load(silent, full).model is not base.model
 
 
 def test_blocks_in_host_memory_have_the_same_layers_in_4_bits(tokenizer, tmp_path):

@@ -40,7 +40,7 @@ def folder(tokenizer, tmp_path):
         global_head_dim=128,
         sliding_window=16,
         layer_types=["sliding_attention", "full_attention"] * 2,
-        num_kv_shared_layers=0,
+        num_kv_shared_layers=2,
         hidden_size_per_layer_input=COLUMNS // 4,
         vocab_size_per_layer_input=ROWS,
         max_position_embeddings=256,

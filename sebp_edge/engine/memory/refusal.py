@@ -44,7 +44,7 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
     host, free_on_host = host_bytes(setup, sizes), devices.free_memory(torch.device("cpu"))
     if (streamed or setup.embeddings_on_host) and host > free_on_host:
         shown, left = sizes_apart(host, free_on_host)
-        why = "The GPU is too small for the weights" if streamed else "Only rows of some weights are read"
+        why = "The GPU is too small for the weights" if streamed else "The GPU does not hold the lookup tables"
         raise MachineError(
             f"{why} of {reference.name!r}, and in host memory they need {shown}, but {left} are free; choose a smaller "
             "model or close other programs."

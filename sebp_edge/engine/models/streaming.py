@@ -185,6 +185,8 @@ def _move(module: nn.Module, device: torch.device) -> None:
             stays = getattr(weight, "is_streamed", False) or getattr(weight, "is_on_host", False)
             if not stays and weight.device.type != device.type:
                 weight.data = weight.data.to(device)
+                if (state := getattr(weight, "quant_state", None)) is not None:  # of files in 4 bits
+                    state.to(device)
         for name, buffer in part.named_buffers(recurse=False):
             part._buffers[name] = buffer.to(device)
 
