@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_309
+MAX_LINES = 52_373
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_590,
     "ask": 1_295,
@@ -63,11 +63,11 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_974,
     "engine": 9,
-    "engine.memory": 1_828,
-    "engine.models": 4_786,
+    "engine.memory": 1_839,
+    "engine.models": 4_788,
     "engine.models.gguf": 1_389,
-    "engine.sparse": 1_644,
-    "engine.sparse.patches": 2_742,
+    "engine.sparse": 1_647,
+    "engine.sparse.patches": 2_790,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_989,
     "export": 1_854,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57952
+MAX_LINES_OF_TESTS = 58432
 MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.
@@ -138,9 +138,10 @@ PUBLIC = {
     "sebp_edge.ops": """
         ACTIVATIONS ActiveRows AdamW Chunks FourBits GatedInputs LoraGroup LoraProjection Moments
         Prefixes QuantisedScales QuantisedWeight Recompute Rows Scores ScratchBuffer Selector adamw_ detect
-        gated gated_delta_rule gated_lora_linear gather_rows keep_rows linear_cross_entropy lora_linear nonzero_rows
+        gated gated_delta_rule gated_linear_attention gated_lora_linear gather_rows keep_rows linear_cross_entropy
+        lora_linear nonzero_rows
         precise_sums prune_ rms_norm row_norms runs_flash_attention runs_kernels scatter_rows select_rows
-        sequence_attention_ short_convolution shrink_pruned_ sparse_linear sparse_rowwise tuning
+        sequence_attention_ short_convolution shrink_pruned_ sparse_linear sparse_rowwise state_space tuning
     """,
     "sebp_edge.serve.client": """
         Client ServerError

@@ -8,7 +8,7 @@ public.
 from .adamw import AdamW, Moments, adamw_
 from .attention import Prefixes, Scores, sequence_attention_
 from .backend import runs_flash_attention, runs_kernels
-from .delta_rule import Chunks, gated_delta_rule
+from .delta_rule import Chunks, gated_delta_rule, gated_linear_attention
 from .gated import ACTIVATIONS, GatedInputs, gated
 from .gated_lora_linear import gated_lora_linear
 from .gpu.gemm import tuning  # needs neither Triton nor a GPU
@@ -25,6 +25,7 @@ from .select_rows import detect, nonzero_rows, row_norms, select_rows
 from .short_convolution import short_convolution
 from .sparse_linear import sparse_linear
 from .sparse_rowwise import sparse_rowwise
+from .state_space import state_space
 
 __all__ = [
     "ACTIVATIONS",
@@ -48,6 +49,7 @@ __all__ = [
     "detect",
     "gated",
     "gated_delta_rule",
+    "gated_linear_attention",
     "gated_lora_linear",
     "gather_rows",
     "keep_rows",
@@ -67,5 +69,6 @@ __all__ = [
     "shrink_pruned_",
     "sparse_linear",
     "sparse_rowwise",
+    "state_space",
     "tuning",
 ]

@@ -46,9 +46,10 @@ class Chunks(NamedTuple):
 
 class _GatedDeltaRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, chunks, *inputs):
+    def forward(ctx, erases, chunks, *inputs):
         ctx.save_for_backward(*chunks, *inputs)
-        return backend.kernels("delta_rule").gated_delta_rule(*inputs, chunks)
+        ctx.erases = erases
+        return backend.kernels("delta_rule").gated_delta_rule(*inputs, chunks, erases)
 
     @staticmethod
     @once_differentiable
@@ -56,7 +57,7 @@ class _GatedDeltaRule(torch.autograd.Function):
         # Read once, as activation checkpoints ask for.
         *chunks, q, k, v, g, beta = ctx.saved_tensors
         kernels = backend.kernels("delta_rule")
-        return None, *kernels.gated_delta_rule_backward(dout, q, k, v, g, beta, tuple(chunks))
+        return None, None, *kernels.gated_delta_rule_backward(dout, q, k, v, g, beta, tuple(chunks), ctx.erases)
 
 
 def gated_delta_rule(
@@ -70,7 +71,18 @@ def gated_delta_rule(
         beta_AH: how much of a row's value a state takes, from 0 to 1, or to 2.
         chunks: where texts begin.
     """
+    return _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks, erases=True)
+
+
+def gated_linear_attention(
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks
+) -> Tensor:
+    """Returns the same without erasing what a key's state held: S <- S + k_t ⊗ beta_t v_t. beta has no bounds."""
+    return _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks, erases=False)
+
+
+def _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks: Chunks, *, erases: bool) -> Tensor:
     inputs = q_AGE, k_AGE, v_AHF, g_AH, beta_AH
     if backend.runs_kernels(v_AHF):
-        return _GatedDeltaRule.apply(chunks, *inputs)
-    return reference.gated_delta_rule(*inputs, chunks)
+        return _GatedDeltaRule.apply(erases, chunks, *inputs)
+    return reference.gated_delta_rule(*inputs, chunks, erases)

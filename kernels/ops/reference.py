@@ -294,7 +294,7 @@ EPSILON, CHUNK = 1e-6, 32
 
 
 def gated_delta_rule(
-    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...], erases: bool
 ) -> Tensor:
     """The rule of `delta_rule`, row by row, in fp32 or fp64; kernels round the inputs of products (see there)."""
     heads_per_key = v_AHF.shape[1] // k_AGE.shape[1]
@@ -306,7 +306,8 @@ def gated_delta_rule(
         if row in begins:
             state = v.new_zeros(*k.shape[1:], v.shape[-1])
         state = state * g[row].exp()[:, None, None]
-        written = beta[row, :, None] * (v[row] - torch.einsum("he,hef->hf", k[row], state))
+        old = torch.einsum("he,hef->hf", k[row], state) if erases else 0
+        written = beta[row, :, None] * (v[row] - old)
         state = state + torch.einsum("he,hf->hef", k[row], written)
         outs.append(torch.einsum("he,hef->hf", q[row], state))
     return torch.stack(outs).to(v_AHF.dtype) if outs else torch.zeros_like(v_AHF)

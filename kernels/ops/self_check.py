@@ -208,7 +208,8 @@ class _Trial:
         chunks = ops.Chunks.of(torch.tensor([0, 40, 40, 50], dtype=torch.int32, device=self.device), 50)
 
         def attend(q, k, v, decays, strengths):
-            return ops.gated_delta_rule(q, k, v, -decays.exp(), strengths.sigmoid(), chunks)
+            rules = ops.gated_delta_rule, ops.gated_linear_attention
+            return [rule(q, k, v, -decays.exp(), strengths.sigmoid(), chunks) for rule in rules]
 
         return self.with_gradients(attend, (50, 2, 16), (50, 2, 16), (50, 4, 16), (50, 4), (50, 4))
 

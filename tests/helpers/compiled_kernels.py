@@ -23,7 +23,7 @@ from triton.runtime import JITFunction, driver
 
 from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
 from sebp_edge.engine.training import kernels_ahead
-from sebp_edge.ops import ActiveRows, Chunks, FourBits, QuantisedScales, backend
+from sebp_edge.ops import ActiveRows, FourBits, QuantisedScales, backend
 from sebp_edge.ops.frozen_weights import multiplies_in_4_bits
 from sebp_edge.ops.gpu import lora
 from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, SAFE_TILES
@@ -114,8 +114,9 @@ def attend_linearly():
     """With the largest heads of published models."""
     heads, decays, chunks = torch.zeros(64, 2, 128).bfloat16(), torch.zeros(64, 2), torch.zeros(2).int()
     inputs, kernels = (heads, heads, heads, decays, decays), backend.kernels("delta_rule")
-    kernels.gated_delta_rule(*inputs, Chunks(chunks, chunks[:1], chunks))
-    kernels.gated_delta_rule_backward(heads, *inputs, Chunks(chunks, chunks[:1], chunks))
+    for erases in (True, False):
+        kernels.gated_delta_rule(*inputs, (chunks, chunks[:1], chunks), erases)
+        kernels.gated_delta_rule_backward(heads, *inputs, (chunks, chunks[:1], chunks), erases)
 
 
 def largest(candidates, itemsize, shared_memory):

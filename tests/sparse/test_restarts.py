@@ -69,8 +69,9 @@ def make_gemma4():
 
 
 FAMILIES["gemma4"] = make_gemma4
-# Their linear attention runs on packed texts where its kernels run. Short convolutions do everywhere.
-ON_PACKED_TEXTS = {f"{family} on packed texts": family for family in ("qwen3.5", "qwen3-next", "olmo-hybrid")}
+# Their linear attention and state spaces run on packed texts where kernels run. Short convolutions do everywhere.
+WITH_RULES = ("qwen3.5", "qwen3-next", "olmo-hybrid", "falcon-h1", "bamba", "granite-hybrid", "nemotron-h")
+ON_PACKED_TEXTS = {f"{family} on packed texts": family for family in WITH_RULES}
 FAMILIES |= {name: FAMILIES[family] for name, family in ON_PACKED_TEXTS.items()}
 # Shorter than a convolution's kernel, of one row, without any, and one that is far the longest.
 LENGTHS = (2, 1, 24, 3, 1, 5, 2, 4)

@@ -16,6 +16,8 @@ for all chunks side by side. Every sum is in a fixed order, so two runs are bitw
 multiply in fp16, since bf16 is too coarse for keys that are alike; what has no bounds, such as a state, is divided by
 its largest number before. T is nearly that of fp32, and other models multiply in fp32.
 
+Without erasing, as linear attention with decays (and state spaces) writes, w = beta v, and T is not there.
+
 Shapes: A rows, S texts, N chunks, G and H heads, E and F their sizes.
 """
 
@@ -183,11 +185,14 @@ def _forward_kernel(
         g = _load_number(g_ptr + head, rows, has_row, num_heads)
         beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
         sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
+        if inverses_ptr is None:
+            v *= beta[:, None]
         largest = _largest(v, state)
-        small = state / largest
-        left = v / largest - tl.exp(sums)[:, None] * _dot(k, small, IN_FP32)
-        inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
-        written = _dot(inverse, beta[:, None] * left, IN_FP32)
+        small, written = state / largest, v / largest
+        if inverses_ptr is not None:
+            left = written - tl.exp(sums)[:, None] * _dot(k, small, IN_FP32)
+            inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
+            written = _dot(inverse, beta[:, None] * left, IN_FP32)
         if out_ptr is None:
             offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
             tl.store(states_ptr + offsets, state, mask=mask)
@@ -262,11 +267,13 @@ def _backward_kernel(
         dwritten += _dot(weights, dout, IN_FP32)
         early = tl.exp(sums)[:, None]
         dstate = tl.exp(total) * dstate + _dot(tl.trans(q), early * dout, IN_FP32)
-        inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
-        dwritten = _dot(tl.trans(inverse), dwritten, IN_FP32)
+        if inverses_ptr is not None:
+            inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
+            dwritten = _dot(tl.trans(inverse), dwritten, IN_FP32)
         _store(dwritten_ptr + head * value_size, largest * dwritten, rows, has_row, stride, value_size, column, VALUES)
-        beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
-        dstate -= _dot(tl.trans(k), (early * beta[:, None]) * dwritten, IN_FP32)
+        if inverses_ptr is not None:
+            beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+            dstate -= _dot(tl.trans(k), (early * beta[:, None]) * dwritten, IN_FP32)
         dstate *= largest
 
 
@@ -312,6 +319,7 @@ def _gradients_kernel(
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
+    ERASES: tl.constexpr,
     IN_FP32: tl.constexpr,
 ):
     """The gradients of a chunk's inputs, those of queries and keys for each head of values."""
@@ -348,18 +356,22 @@ def _gradients_kernel(
         dtotal += tl.exp(total) * tl.sum(state * dstate)
         largest = _largest(state, written)
         state, written = state / largest, written / largest
-        read = largest * early[:, None] * _dot(k, state, IN_FP32)
-        dbeta += tl.sum(dwritten * (v - read), axis=1)
-        dsums -= tl.sum(dv * read, axis=1)
+        if ERASES:
+            read = largest * early[:, None] * _dot(k, state, IN_FP32)
+            dsums -= tl.sum(dv * read, axis=1)
+            v -= read
+        dbeta += tl.sum(dwritten * v, axis=1)
         largest_gradient = tl.maximum(_largest(dout, dstate), _largest(dwritten, dv))
         dout, dstate = dout / largest_gradient, dstate / largest_gradient
         dwritten, dv = dwritten / largest_gradient, dv / largest_gradient
         largest *= largest_gradient
         dq += largest * _dot(dout, tl.trans(state), IN_FP32)
         dweights += largest * _dot(dout, tl.trans(written), IN_FP32)
-        dsystem -= largest * _dot(dwritten, tl.trans(written), IN_FP32)
         dlate = largest * late[:, None] * _dot(written, tl.trans(dstate), IN_FP32)
-        dk += dlate - largest * early[:, None] * _dot(dv, tl.trans(state), IN_FP32)
+        dk += dlate
+        if ERASES:
+            dsystem -= largest * _dot(dwritten, tl.trans(written), IN_FP32)
+            dk -= largest * early[:, None] * _dot(dv, tl.trans(state), IN_FP32)
         of_late = tl.sum(k * dlate, axis=1)
         dsums -= of_late
         dtotal += tl.sum(of_late, axis=0)
@@ -371,18 +383,21 @@ def _gradients_kernel(
     dsums += tl.sum(q * dq, axis=1)
     decays = _decays(sums)
     dweights = tl.where(places[:, None] >= places[None, :], dweights * decays, 0.0)
-    dsystem = tl.where(places[:, None] > places[None, :], dsystem * decays, 0.0)
     products = dweights * _dot(q, tl.trans(k), IN_FP32)
     dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
-    products = dsystem * _dot(k, tl.trans(k), IN_FP32)
-    dbeta += tl.sum(products, axis=1)
-    products *= beta[:, None]
-    dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
-    dsystem *= beta[:, None]
+    if ERASES:
+        dsystem = tl.where(places[:, None] > places[None, :], dsystem * decays, 0.0)
+        products = dsystem * _dot(k, tl.trans(k), IN_FP32)
+        dbeta += tl.sum(products, axis=1)
+        products *= beta[:, None]
+        dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
+        dsystem *= beta[:, None]
     largest = _largest(dweights, dsystem)
     dweights, dsystem = dweights / largest, dsystem / largest
     dq += largest * _dot(dweights, k, IN_FP32)
-    dk += largest * (_dot(tl.trans(dweights), q, IN_FP32) + _dot(dsystem + tl.trans(dsystem), k, IN_FP32))
+    dk += largest * _dot(tl.trans(dweights), q, IN_FP32)
+    if ERASES:
+        dk += largest * _dot(dsystem + tl.trans(dsystem), k, IN_FP32)
 
     head_rows, stride = rows * num_heads + head, num_heads * key_size
     tl.store(dbeta_ptr + head_rows, dbeta.to(dbeta_ptr.dtype.element_ty), mask=has_row)
@@ -424,8 +439,10 @@ class _Inputs:
         """A new tensor of fp32 numbers for each chunk and head."""
         return self.v.new_empty(*self.of_chunks, *shape, dtype=torch.float32)
 
-    def invert(self) -> Tensor:
-        """T of each chunk and head, [N, H, CHUNK, CHUNK]."""
+    def invert(self, erases: bool) -> Tensor | None:
+        """T of each chunk and head, [N, H, CHUNK, CHUNK]; None if the rule erases nothing."""
+        if not erases:
+            return None
         inverses, strides = self.of_each_chunk(CHUNK, CHUNK), self.k.stride()[:2]
         _invert_kernel[self.of_chunks](
             *(self.k, self.g, self.beta, *self.chunks, inverses, self.num_texts),
@@ -434,7 +451,9 @@ class _Inputs:
         )
         return inverses
 
-    def go_forward(self, inverses: Tensor, out: Tensor | None, states: Tensor | None, written: Tensor | None) -> None:
+    def go_forward(
+        self, inverses: Tensor | None, out: Tensor | None, states: Tensor | None, written: Tensor | None
+    ) -> None:
         """Writes the outputs, or the states [N, H, E, F] before chunks and what is written to them, w [A, H, F]."""
         grid, options = self.by_text
         _forward_kernel[grid](
@@ -445,23 +464,30 @@ class _Inputs:
 
 
 def gated_delta_rule(
-    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...], erases: bool
 ) -> Tensor:
     out = v_AHF.new_empty(v_AHF.shape)
     if out.numel():
         inputs = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks)
-        inputs.go_forward(inputs.invert(), out, None, None)
+        inputs.go_forward(inputs.invert(erases), out, None, None)
     return out
 
 
 def gated_delta_rule_backward(
-    dout: Tensor, q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...]
+    dout: Tensor,
+    q_AGE: Tensor,
+    k_AGE: Tensor,
+    v_AHF: Tensor,
+    g_AH: Tensor,
+    beta_AH: Tensor,
+    chunks: tuple[Tensor, ...],
+    erases: bool,
 ) -> tuple[Tensor, ...]:
     dv, dg, dbeta = (x.new_empty(x.shape) for x in (v_AHF, g_AH, beta_AH))
     if dv.numel() == 0:
         return q_AGE.new_empty(q_AGE.shape), k_AGE.new_empty(k_AGE.shape), dv, dg, dbeta
     inputs, dout = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks), dout.contiguous()
-    inverses, of_rows = inputs.invert(), (inputs.g, inputs.beta, dout)
+    inverses, of_rows = inputs.invert(erases), (inputs.g, inputs.beta, dout)
     states, dstates = (inputs.of_each_chunk(inputs.key_size, inputs.value_size) for _ in range(2))
     written, dwritten = (dv.new_empty(dv.shape, dtype=torch.float32) for _ in range(2))
     inputs.go_forward(inverses, None, states, written)
@@ -478,7 +504,7 @@ def gated_delta_rule_backward(
         *(inputs.q, inputs.k, inputs.v, *of_rows, *chunks, states, dstates, written, dwritten),
         *(dq, dk, dv, dg, dbeta, inputs.num_texts),
         *(*inputs.sizes, *inputs.strides, *inputs.v.stride()[:2]),
-        **inputs.options | {"VALUES": inputs.values(OF_CHUNKS)},
+        **inputs.options | {"VALUES": inputs.values(OF_CHUNKS), "ERASES": erases},
     )
     if inputs.heads_per_key > 1:
         dq, dk = (x.unflatten(1, (-1, inputs.heads_per_key)).sum(2).to(q_AGE.dtype) for x in (dq, dk))

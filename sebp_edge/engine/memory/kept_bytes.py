@@ -29,8 +29,9 @@ def measure_kept(model: nn.Module, small: nn.Module, *, without_blocks: bool = F
         small: a small copy with the same parts, which shows what our kernels replace.
     """
     model.set_attn_implementation(ATTENTION)
+    returns_tuple = without_blocks and _returns_tuple(small)
     for block in blocks_of(model) if without_blocks else ():
-        block.forward = lambda hidden, *_args, **_kwargs: hidden
+        block.forward = lambda hidden, *_args, **_kwargs: (hidden,) if returns_tuple else hidden
     has_state = [any(layers_with_state(block)) for block in blocks_of(model)]
     meter = _Meter(model)
     by_run, of_one_row = meter.read_runs(), meter.read(1)
@@ -48,6 +49,16 @@ def measure_kept(model: nn.Module, small: nn.Module, *, without_blocks: bool = F
         return Kept(*found, multiple, block is not None and has_state[block], meter.rules.get(block))
 
     return kept(None), [kept(block) for block in range(len(blocks_of(model)))]
+
+
+@torch.no_grad()
+def _returns_tuple(model: nn.Module) -> bool:
+    """Whether blocks return their hidden states in a tuple."""
+    found: list[bool] = []
+    hook = blocks_of(model)[0].register_forward_hook(lambda _block, _inputs, out: found.append(isinstance(out, tuple)))
+    with hook:
+        model.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=False)
+    return found[0]
 
 
 class _Meter:

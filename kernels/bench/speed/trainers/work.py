@@ -30,6 +30,7 @@ RANK = 16
 CONTEXT_LENGTH = 4096
 PADDING_ID = 3
 SHAPES = ("llama-3.2-3b", "gemma-3-1b", "qwen3-0.6b", "smollm2-135m", "lfm2-1.2b", "qwen3.5-0.8b", "gemma-4-e2b")
+SHAPES += ("granite-4.0-h-350m",)
 TINY = "tiny"
 TINY_SIZES = {
     "vocab_size": 320,

@@ -42,6 +42,8 @@ from sebp_edge.ops.linear_cross_entropy import CHUNK_LOGITS, Others, final_logit
 
 logger = logging.getLogger(__name__)
 
+# The config's names for what logits are multiplied by: in Cohere's models, in Falcon-H1 and in Muse. Granite divides.
+SCALES = ("logit_scale", "lm_head_multiplier", "output_multiplier")
 # The config's name for the logit softcap: in Gemma 2 and its relatives, RecurrentGemma and xLSTM. Read from the config
 # because a trial shows a cap only if logits are large.
 SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -61,8 +63,8 @@ class Head:
         if has_hooks(self._linear) or is_wrapped(self._linear):
             raise SparsityError("its head has hooks or a replaced forward, which would not run.")
         config = decoder.config.get_text_config()
-        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-        softcaps = (getattr(config, name, None) for name in SOFTCAPS)
+        scales, softcaps = ((getattr(config, name, None) for name in names) for names in (SCALES, SOFTCAPS))
+        scale = next(filter(None, scales), 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self._options = {"scale": scale, "softcap": next(filter(None, softcaps), None), "max_logits": max_logits}
 
     @property

@@ -13,15 +13,26 @@ from types import CodeType, FunctionType, MethodType
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sebp_edge.engine.sparse.patches.patch import is_wrapped
 from sebp_edge.errors import SparsityError
-from sebp_edge.ops import Chunks, gated_delta_rule, runs_kernels, short_convolution
+from sebp_edge.ops import (
+    Chunks,
+    gated_delta_rule,
+    gated_linear_attention,
+    runs_kernels,
+    short_convolution,
+    state_space,
+)
 
-CONVOLUTION, RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
+CONVOLUTION, RULE, SCAN = "causal_conv1d_fn", "torch_chunk_gated_delta_rule", "mamba2_chunk_scan"
+# A whole layer at once, for which transformers has no code of its own, and computes its parts.
+_WHOLE = "mamba2_split_conv1d_scan_combined"
 # Functions that layers call only with a cache, and one that changes nothing without a mask.
-_OF_CACHES_AND_MASKS = {"causal_conv1d_update", "torch_recurrent_gated_delta_rule", "apply_mask_to_padding_states"}
+_OF_CACHES_AND_MASKS = {"causal_conv1d_update", "torch_recurrent_gated_delta_rule", "mamba2_selective_state_update"}
+_OF_CACHES_AND_MASKS |= {"apply_mask_to_padding_states"}
 # Keywords that say where texts begin among packed rows. A layer that attends without them raises an error.
 _OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
 # Keywords that transformers' layers pass on to attention and to convolutions, and that have no effect there.
@@ -46,8 +57,8 @@ def runs_packed(layer: nn.Module, packs_rules: bool | None = None) -> bool:
     """Whether a layer's forward is its class's own, and calls no functions but those that have operations here.
 
     Args:
-        packs_rules: whether linear attention runs on packed texts; by default where its kernels run, since it would
-            take very long elsewhere.
+        packs_rules: whether linear attention and state spaces run on packed texts; by default where their kernels
+            run, since they would take very long elsewhere.
     """
     # By hooks of its parts, transformers' own forward moves weights that accelerate keeps elsewhere.
     if is_wrapped(layer) or any(hasattr(child, "_hf_hook") for child in layer.children()):
@@ -56,19 +67,26 @@ def runs_packed(layer: nn.Module, packs_rules: bool | None = None) -> bool:
     if not isinstance(own, FunctionType):
         return False
     functions = {name for name in _names_in(own.__code__) if isinstance(own.__globals__.get(name), FunctionType)}
-    is_known = CONVOLUTION in functions and functions <= {CONVOLUTION, RULE} | _OF_CACHES_AND_MASKS
-    if RULE not in functions or not is_known:
+    is_known = CONVOLUTION in functions and functions <= {CONVOLUTION, RULE, SCAN, _WHOLE} | _OF_CACHES_AND_MASKS
+    if not (is_known and functions & {RULE, SCAN}):
         return is_known
     return runs_kernels(next(layer.parameters())) if packs_rules is None else packs_rules
 
 
 def packed_forward(
-    layer: nn.Module, texts: Callable[[], PackedTexts], rule: Callable[..., Tensor] = gated_delta_rule
+    layer: nn.Module, texts: Callable[[], PackedTexts], attend: Callable[..., Tensor] | None = None
 ) -> Callable:
-    """Returns a forward on the active rows [1, A, ...] of the texts that `texts` returns; computes linear attention by
-    `rule`."""
+    """Returns a forward on the active rows [1, A, ...] of the texts that `texts` returns.
+
+    Computes linear attention, and that of state spaces, by `attend`, by default by the operations.
+    """
     own = _own_forward(layer)
-    names = own.__globals__ | {CONVOLUTION: partial(_convolve, texts), RULE: partial(_attend, texts, rule)}
+    names = own.__globals__ | {
+        CONVOLUTION: partial(_convolve, texts),
+        RULE: partial(_attend, texts, attend or gated_delta_rule),
+        SCAN: partial(_scan, texts, attend or gated_linear_attention),
+        _WHOLE: lambda *_args, **_options: None,
+    }
     packed = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
     packed.__kwdefaults__ = own.__kwdefaults__
     return MethodType(packed, layer)
@@ -117,7 +135,7 @@ def _convolve(
 
 def _attend(
     texts: Callable[[], PackedTexts],
-    rule: Callable[..., Tensor],
+    attend: Callable[..., Tensor],
     query_1AGE: Tensor,
     key_1AGE: Tensor,
     value_1AHF: Tensor,
@@ -134,4 +152,32 @@ def _attend(
     if unknown:
         raise SparsityError(f"Linear attention on packed texts does not support {', '.join(unknown)}.")
     inputs = (each.squeeze(0) for each in (query_1AGE, key_1AGE, value_1AHF, g, beta))
-    return rule(*inputs, texts().chunks)[None], None
+    return attend(*inputs, texts().chunks)[None], None
+
+
+def _scan(
+    texts: Callable[[], PackedTexts],
+    attend: Callable[..., Tensor],
+    hidden_1AHF: Tensor,
+    dt_1AH: Tensor,
+    A_H: Tensor,
+    B_1AGE: Tensor,
+    C_1AGE: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    *,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, torch.inf),
+    return_final_states: bool = False,
+    **others,
+) -> Tensor:
+    """Has the signature of transformers' function; the size of its chunks changes only how numbers are rounded."""
+    if unknown := unknown_options(others) + ["final states"] * return_final_states:
+        raise SparsityError(f"State spaces on packed texts do not support {', '.join(unknown)}.")
+    dt_AH = dt_1AH.squeeze(0)
+    if dt_bias is not None:
+        dt_AH = dt_AH + dt_bias.to(dt_AH.dtype)
+    dt_AH = (F.softplus(dt_AH) if dt_softplus else dt_AH).clamp(*dt_limit)
+    hidden_AHF, B_AGE, C_AGE = (each.squeeze(0) for each in (hidden_1AHF, B_1AGE, C_1AGE))
+    return state_space(hidden_AHF, dt_AH, A_H, B_AGE, C_AGE, D, texts().chunks, attend)[None]
