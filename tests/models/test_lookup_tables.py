@@ -3,6 +3,7 @@
 import ctypes
 import gc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,8 +28,9 @@ from sebp_edge.engine.models.streaming import move_to_device
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.errors import MachineError
 from sebp_edge.machine.locked_memory import lock
+from sebp_edge.run.model_in_use import ModelInUse
 
-CUDA, META = torch.device("cuda"), torch.device("meta")
+CUDA, FIRST, META = torch.device("cuda"), torch.device("cuda", 0), torch.device("meta")
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SMALLEST = [Bucket(1, 1, 1, 1)]
 
@@ -113,7 +115,7 @@ def test_shapes_that_ship_know_their_tables(name, least):
 
 
 class Moves(TorchFunctionMode):
-    """Stands in for a device: notes what is moved where, and leaves it.
+    """Stands in for a device: notes what is moved where, and leaves it; reads locked memory.
 
     Attributes:
         seen: addresses with devices.
@@ -124,11 +126,15 @@ class Moves(TorchFunctionMode):
         self.seen = set()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is not torch.Tensor.to:
-            return function(*args, **(kwargs or {}))
-        tensor, device = args
-        self.seen.add((tensor.data_ptr(), device))
-        return tensor
+        kwargs, given = kwargs or {}, args[1] if len(args) == 2 else (kwargs or {}).get("device")
+        if not isinstance(given, torch.device) or given.type == "cpu":
+            return function(*args, **kwargs)
+        if function is torch.Tensor.to:
+            self.seen.add((args[0].data_ptr(), given))
+            return args[0]
+        if given.type == "cuda" and function is torch.empty:
+            return SimpleNamespace(device=FIRST)
+        return args[0]._host if function is torch.as_tensor else function(*args, **kwargs)
 
 
 @pytest.mark.usefixtures("any_size")
@@ -228,7 +234,7 @@ class Gpu(FakeCuda):
         self.driver = Driver(free)
 
     def synchronize(self, device):
-        assert device == CUDA
+        assert device in (CUDA, FIRST)
 
 
 def test_exactly_the_memory_is_locked_and_freed_with_the_last_tensor(monkeypatch):
@@ -246,3 +252,29 @@ def test_exactly_the_memory_is_locked_and_freed_with_the_last_tensor(monkeypatch
     assert not gpu.driver.locked
     with pytest.raises(MachineError, match=r"The host refuses to lock 2.0 GB of memory for weights .* close other"):
         lock(2 * 10**9, CUDA)
+
+
+@pytest.mark.usefixtures("any_size")
+@pytest.mark.parametrize("in_4_bits", [False, True])
+def test_a_model_is_loaded_with_its_table_in_locked_memory(in_4_bits, tokenizer, tmp_path, machine, monkeypatch):
+    if in_4_bits:
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    make_gemma4().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    recipe, ids = LORA.replace(load_in_4bit=in_4_bits), torch.arange(3, 40)[None]
+    expected = load_base(tmp_path, recipe)
+    machine.computes_in(torch.float32)
+    gpu = Gpu(free=10**6)
+    simulate(monkeypatch, gpu)
+    used = ModelInUse(resolve(tmp_path), recipe, CUDA)
+    with Moves() as moves:
+        base = used.base = load_base_model(resolve(tmp_path), recipe, CUDA)
+    table = table_of(base.model).weight
+    assert (base.placed_for, base.in_4bit) == ("lora", in_4_bits)
+    assert [*gpu.driver.locked] == [table.data_ptr()]
+    assert [len(each) for each in gpu.driver.locked.values()] == [table.nbytes]
+    assert table.data_ptr() not in {address for address, _ in moves.seen}
+    resident = used.loaded_bytes + table.nbytes
+    used.base = expected
+    assert resident == used.loaded_bytes
+    assert torch.equal(base.model(ids).logits, expected.model(ids).logits)
