@@ -95,6 +95,9 @@ class Hoisted(FollowingPatch):
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder, verdicts=verdicts)
         self._restarts = Restarts(decoder)
+        # transformers' own checkpoints recompute blocks after the batch that says where their texts begin.
+        if self._restarts.layers and any(getattr(part, "gradient_checkpointing", False) for part in decoder.modules()):
+            raise SparsityError("Its state does not support gradient checkpointing; disable it and pass `checkpoints`.")
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)
