@@ -31,5 +31,5 @@ def test_sizes_are_formatted_in_mb_and_gb():
 
 
 def test_a_small_number_of_parameters_is_not_0_billion():
-    shown = [parameters(number) for number in (3_349_824, 134_515_008, 132e6, 8_954_000_000)]
-    assert shown == ["3.35 million", "135 million", "132 million", "8.95 billion"]
+    shown = [parameters(number) for number in (3_349_824, 134_515_008, 999_999_999, 8_954_000_000)]
+    assert shown == ["3.35 million", "135 million", "1 billion", "8.95 billion"]

@@ -10,7 +10,8 @@ def gigabytes(size: float) -> str:
 
 def parameters(number: float) -> str:
     """Formats a number of parameters: "3.21 billion", or "135 million" below a billion."""
-    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
+    rounded = float(f"{number:.3g}")
+    return f"{rounded / 1e9:g} billion" if rounded >= 1e9 else f"{rounded / 1e6:g} million"
 
 
 def sizes_apart(*sizes: float) -> list[str]:
