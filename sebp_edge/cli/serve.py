@@ -8,7 +8,7 @@ import typer
 
 from sebp_edge.cli.base_model import choose_model
 from sebp_edge.cli.console import one_sentence_errors
-from sebp_edge.cli.options import parse_path
+from sebp_edge.cli.options import name_option, parse_path
 from sebp_edge.engine.models.catalog import DEFAULT_MODEL
 from sebp_edge.errors import OptionError
 from sebp_edge.serve.__main__ import main
@@ -37,7 +37,7 @@ def serve(
         typer.Option(parser=parse_path, metavar="FOLDER", help="Serve an assistant (MCP) about this folder of notes."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The base model, with --http or --mcp.", show_default=DEFAULT_MODEL)
+        str | None, name_option("The base model, with --http or --mcp.", "MODEL", show_default=DEFAULT_MODEL)
     ] = None,
     may_learn: Annotated[
         bool, typer.Option("--may-learn", help="With --mcp: the assistant may have notes learnt and forgotten.")
