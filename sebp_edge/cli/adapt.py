@@ -25,7 +25,7 @@ from sebp_edge.cli.options import (
     Threads,
     Yes,
     name_option,
-    parse_path,
+    path_option,
     takes_request,
 )
 from sebp_edge.cli.owner import name_owner, whose_words
@@ -73,9 +73,7 @@ def adapt(
     name: Annotated[
         str | None, name_option("Name of the adapter; by default 'default', or 'reader' with the recipe ask.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Save into this new folder instead.")
-    ] = None,
+    out: Annotated[Path | None, path_option("Save into this new folder instead.", "FOLDER")] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in the recipe.")
     ] = None,
