@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_035
+MAX_LINES = 52_045
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -64,13 +64,13 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_996,
     "engine": 9,
     "engine.memory": 1_747,
-    "engine.models": 4_837,
+    "engine.models": 4_840,
     "engine.models.gguf": 1_399,
     "engine.sparse": 1_646,
     "engine.sparse.patches": 2_516,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_989,
-    "export": 1_854,
+    "export": 1_861,
     "lessons": 2_256,
     "machine": 1_086,
     "reading": 6_421,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_419
+MAX_LINES_OF_TESTS = 57_432
 MAX_REPLACED_ATTRIBUTES = 221
 
 # Heavy libraries stay where a reader expects them.

@@ -223,6 +223,12 @@ def test_a_config_with_a_wrong_value_is_refused_before_a_plan_is_made(copied, ch
     assert len(str(refused.value)) < 300
 
 
+def test_a_missing_package_for_quantised_weights_is_named(copied):
+    change_config(copied, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True})
+    with pytest.raises(ModelError, match="needs a package that is not installed: Loading an AWQ"):
+        load(copied)
+
+
 def test_a_models_own_code_is_never_run_and_nobody_is_prompted(copied):
     """pytest makes reading from the terminal an error."""
     (copied / "own.py").write_text("raise SystemExit('this was run')")

@@ -250,6 +250,9 @@ def raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]
             # Of huggingface_hub's checks of configs; its cause says which value is wrong.
             reason = shorten(str(error.__cause__ or error), _MAX_REASON, placeholder=" ...")
             raise ModelError(f"The config of {reference.name!r} is damaged: {reason}; download it again.") from error
+        if isinstance(error, ImportError):
+            # What quantised weights need, for example.
+            raise ModelError(f"The model {reference.name!r} needs a package that is not installed: {error}") from error
         # A panic in a Rust library is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
