@@ -37,7 +37,7 @@ DOCUMENTS = [
 SOURCES = ROOT / "kernels" / "bench" / "sources.toml"
 
 TABLE = re.compile(r"^<!-- table ([\w-]+) -->\n(.*?)^<!-- end -->$", re.DOTALL | re.MULTILINE)
-SOURCE = re.compile(r"from ([\w. -]+)|note [0-9a-f]{7,40}(?:: .+)?|not measured(?:: .+)?")
+SOURCE = re.compile(r"from ([\w -]+)|note [0-9a-f]{7,40}(?:: .+)?|not measured(?:: .+)?")
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`[^`]*`|\]\([^)]*\)", re.DOTALL)
 HEADING = re.compile(r"^(#+) (.*)$", re.MULTILINE)
