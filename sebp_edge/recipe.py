@@ -265,7 +265,9 @@ _FORMER = {
     "q8_0, which keeps the gain.",
     "load_in_fp8": "and base models are not held in FP8 any more; leave it out, since bf16 takes no more memory.",
 }
-_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": 8, "margin": 0, "general": 0}
+# In tokens: the shortest context length that leaves room for text beside special tokens.
+LEAST_CONTEXT = 8
+_AT_LEAST = {"warmup_ratio": 0, "weight_decay": 0, "context_length": LEAST_CONTEXT, "margin": 0, "general": 0}
 # Epochs are limited because all steps of a training are scheduled before the first one.
 _AT_MOST = {"warmup_ratio": 1, "epochs": 1000, "lora_alpha": MAX_LORA_ALPHA, "learning_on_share": 1, "margin": 1}
 # The limit of all other numbers, so that they fit into 32-bit floats and 64-bit integers.

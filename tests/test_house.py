@@ -55,25 +55,25 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_373
+MAX_LINES = 52_502
 MAX_LINES_OF_ROOM = {
-    "files at the root": 1_590,
+    "files at the root": 1_592,
     "ask": 1_295,
-    "basics": 957,
+    "basics": 963,
     "basics.pages": 257,
-    "cli": 2_974,
+    "cli": 2_996,
     "engine": 9,
     "engine.memory": 1_839,
-    "engine.models": 4_788,
-    "engine.models.gguf": 1_389,
-    "engine.sparse": 1_647,
+    "engine.models": 4_860,
+    "engine.models.gguf": 1_399,
+    "engine.sparse": 1_651,
     "engine.sparse.patches": 2_790,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_989,
-    "export": 1_854,
+    "export": 1_861,
     "lessons": 2_256,
     "machine": 1_150,
-    "reading": 6_415,
+    "reading": 6_421,
     "research": 1_698,
     "run": 5_845,
     "serve": 3_811,
@@ -82,8 +82,8 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58464
-MAX_REPLACED_ATTRIBUTES = 221
+MAX_LINES_OF_TESTS = 58602
+MAX_REPLACED_ATTRIBUTES = 222
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sebp_edge.basics.units import gigabytes, sizes_apart
+from sebp_edge.basics.units import gigabytes, parameters, sizes_apart
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,8 @@ def test_one_size_has_two_digits():
 
 def test_sizes_are_formatted_in_mb_and_gb():
     assert [gigabytes(size) for size in (26_000_000, 100_000_000, 6.43e9)] == ["26 MB", "0.1 GB", "6.4 GB"]
+
+
+def test_a_small_number_of_parameters_is_not_0_billion():
+    shown = [parameters(number) for number in (3_349_824, 134_515_008, 999_999_999, 8_954_000_000)]
+    assert shown == ["3.35 million", "135 million", "1 billion", "8.95 billion"]

@@ -8,6 +8,12 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.0f} MB"
 
 
+def parameters(number: float) -> str:
+    """Formats a number of parameters: "3.21 billion", or "135 million" below a billion."""
+    rounded = float(f"{number:.3g}")
+    return f"{rounded / 1e9:g} billion" if rounded >= 1e9 else f"{rounded / 1e6:g} million"
+
+
 def sizes_apart(*sizes: float) -> list[str]:
     """Formats sizes that a sentence compares: in MB, or in bytes, if different ones would look the same."""
     in_bytes = [f"{size:,.0f} bytes" for size in sizes]

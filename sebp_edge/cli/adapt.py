@@ -17,7 +17,17 @@ from sebp_edge.cli.base_model import personalizing
 from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
-from sebp_edge.cli.options import GpuShare, MostMemory, Polite, Request, Threads, Yes, parse_path, takes_request
+from sebp_edge.cli.options import (
+    GpuShare,
+    MostMemory,
+    Polite,
+    Request,
+    Threads,
+    Yes,
+    name_option,
+    path_option,
+    takes_request,
+)
 from sebp_edge.cli.owner import name_owner, whose_words
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.hub_cache import local_folder
@@ -61,11 +71,9 @@ class AdaptCommand(TyperCommand):
 def adapt(
     request: Request,
     name: Annotated[
-        str | None, typer.Option(help="Name of the adapter; by default 'default', or 'reader' with the recipe ask.")
+        str | None, name_option("Name of the adapter; by default 'default', or 'reader' with the recipe ask.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FOLDER", help="Save into this new folder instead.")
-    ] = None,
+    out: Annotated[Path | None, path_option("Save into this new folder instead.", "FOLDER")] = None,
     load_in_4bit: Annotated[
         bool | None, typer.Option("--4bit/--no-4bit", help="Load the model in 4 bits; by default as in the recipe.")
     ] = None,

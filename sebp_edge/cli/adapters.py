@@ -12,7 +12,7 @@ from sebp_edge.basics.files import check_output_file
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import gigabytes, plural
 from sebp_edge.cli.console import one_sentence_errors, out, print_json, print_note, print_table, say
-from sebp_edge.cli.options import Json, Yes, parse_path, path_option
+from sebp_edge.cli.options import Json, Yes, name_option, parse_path, path_option
 from sebp_edge.errors import OptionError, SebpEdgeError
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.best_versions import read_best_versions
@@ -248,7 +248,7 @@ def export_archive(
 @app.command("import")
 def import_archive(
     file: Annotated[Path, typer.Argument(parser=parse_path, metavar="FILE", help="A file that export wrote.")],
-    name: Annotated[str | None, typer.Option(help="Name of the adapter; by default the one in the file.")] = None,
+    name: Annotated[str | None, name_option("Name of the adapter; by default the one in the file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add the version in a file of `sebp-edge adapters export`; it is not active."""

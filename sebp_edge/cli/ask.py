@@ -16,7 +16,7 @@ from sebp_edge.ask.answer import NUM_PASSAGES, Answer
 from sebp_edge.ask.sentences import line_of
 from sebp_edge.cli import console
 from sebp_edge.cli.base_model import choose_model, personalizer_class
-from sebp_edge.cli.options import AdapterModel, Device, Exclude, Include, Json, Threads, select
+from sebp_edge.cli.options import AdapterModel, Device, Exclude, Include, Json, Threads, name_option, select
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
@@ -32,7 +32,7 @@ def ask(
     ],
     include: Include = None,
     exclude: Exclude = None,
-    name: Annotated[str | None, typer.Option(help="Name of an adapter; by default the model's reader.")] = None,
+    name: Annotated[str | None, name_option("Name of an adapter; by default the model's reader.")] = None,
     model: AdapterModel = None,
     passages: Annotated[
         int, typer.Option(min=1, help="Maximum number of passages that the model is shown.")
@@ -84,7 +84,7 @@ class _Answers:
         if self._settings is None or answer.is_final:
             return answer
         if self._personalizer is None:
-            self._personalizer = personalizer_class()(**self._settings)
+            self._personalizer = personalizer_class(self._settings["model"])(**self._settings)
         with console.err.status("reading", spinner="line"):
             asked = {"before": before, "num_passages": self._passages, **self._adapter}
             return self._personalizer.ask(question, index, **asked)

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from sebp_edge.cli.console import err, quick_imports, without_collection
-from sebp_edge.engine.models.catalog import DEFAULT_MODEL
+from sebp_edge.engine.models.catalog import DEFAULT_MODEL, resolve
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.base_models import find_base_model
 from sebp_edge.store.adapter_store import AdapterStore
 
 
-def personalizer_class() -> type:
-    """Returns Personalizer; imported late, since its libraries take seconds."""
+def personalizer_class(model: str | Path) -> type:
+    """Returns Personalizer; imported late, since its libraries take seconds. Refuses an unknown model before."""
+    resolve(model)
     with quick_imports():
         from sebp_edge.personalizer import Personalizer
 
@@ -28,7 +29,7 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
     Args:
         hides: the events that are not.
     """
-    make = personalizer_class()
+    make = personalizer_class(settings["model"])
     with quick_imports():
         from sebp_edge.cli.progress import show_progress
 

@@ -136,8 +136,8 @@ def reporting_failed_outputs() -> Iterator[None]:
         except OSError as error:
             exit_code = exit_code or _report_failed_output(error)
             discard_output(stream)
-    if exit_code == Interrupted.exit_code:
-        # Who interrupts waits for the end, and Python takes most of a second to unload the libraries.
+    if exit_code:
+        # Unloading the libraries takes most of a second, and sometimes ends in an abort, with another exit code.
         os._exit(exit_code)
     sys.exit(exit_code)
 

@@ -31,7 +31,7 @@ def forget(
             "File or folder with the adapter's other texts, if they were moved; may be repeated.", "PATH"
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the adapter.")] = "default",
+    name: Annotated[str, options.name_option("Name of the adapter.")] = "default",
     near_duplicates: Annotated[
         bool, typer.Option("--near-duplicates", help="Forget near-duplicates too, and texts that hold parts of it.")
     ] = False,

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import choose_model, personalizer_class
 from sebp_edge.cli.console import one_sentence_errors, out, print_chunk, print_json, print_note
-from sebp_edge.cli.options import AdapterModel, Device, Json, Threads, Version, path_option
+from sebp_edge.cli.options import AdapterModel, Device, Json, Threads, Version, name_option, path_option
 from sebp_edge.errors import Interrupted, OptionError, TextsError
 from sebp_edge.machine.politeness import Politeness
 
@@ -49,7 +49,7 @@ def generate(
         str | None, typer.Option(metavar="FILE", help="Chat to answer, as a JSON list; - reads standard input.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the adapter; without --model, by default 'default' if it exists.")
+        str | None, name_option("Name of the adapter; without --model, by default 'default' if it exists.")
     ] = None,
     version: Version = None,
     adapter: Annotated[Path | None, path_option("Folder of an adapter outside the store.", "FOLDER")] = None,
@@ -79,7 +79,8 @@ def generate(
             raise OptionError("--adapter already names a folder; leave out --name and --version.")
         wanted = adapter or name or ("default" if version is not None else None)
         settings, chosen = choose_model(wanted, version, model, load_in_4bit)
-        personalizer = personalizer_class()(**settings, device=device, politeness=Politeness.of(threads=threads))
+        make = personalizer_class(settings["model"])
+        personalizer = make(**settings, device=device, politeness=Politeness.of(threads=threads))
         # A text is continued, so it is a part of what is written; a question of a chat is not.
         is_continued = chosen is None or personalizer.store.find(chosen, version).record.prompts == "text"
         begin = [partial(out.print, request, end="", style="bold", markup=False)] * (is_continued and prompt is request)

@@ -3,13 +3,12 @@
 import re
 from typing import Annotated
 
-import typer
 from rich.markup import escape
 
 from sebp_edge.basics.units import percent, plural
 from sebp_edge.cli.base_model import prepared
 from sebp_edge.cli.console import hanging, out, print_json, print_table
-from sebp_edge.cli.options import FreeMemory, Request, Threads, takes_request
+from sebp_edge.cli.options import FreeMemory, Request, Threads, name_option, takes_request
 from sebp_edge.cli.owner import describe_author, name_owner
 from sebp_edge.machine.politeness import Politeness
 from sebp_edge.values.documents import printable
@@ -25,7 +24,7 @@ _MARKS = re.compile(r"^\s*(?:<\|[\w-]+\|>|<(?:s|bos)>)\s*$|(?:<\|[\w-]+\|>|</s>|
 @takes_request()
 def inspect(
     request: Request,
-    name: Annotated[str | None, typer.Option(help="Name of the adapter, whose documents keep their splits.")] = None,
+    name: Annotated[str | None, name_option("Name of the adapter, whose documents keep their splits.")] = None,
     memory: FreeMemory = None,
     threads: Threads = None,
 ) -> None:

@@ -12,6 +12,7 @@ from typer.models import OptionInfo
 from sebp_edge.cli.console import one_sentence_errors
 from sebp_edge.cli.owner import ask_for_owner
 from sebp_edge.errors import OptionError, OwnerUnknown
+from sebp_edge.reading.find_files import given_path
 from sebp_edge.recipe import Recipe
 from sebp_edge.values.folder import Folder
 
@@ -26,6 +27,18 @@ def parse_path(text: str) -> Path:
 def path_option(help: str, metavar: str = "FILE") -> OptionInfo:
     """An option whose value is a path."""
     return typer.Option(parser=parse_path, metavar=metavar, help=help)
+
+
+def parse_name(text: str) -> str:
+    """Parses a name; refuses an empty one, as from an unset variable, which would mean the default."""
+    if not text:
+        raise typer.BadParameter("the value is empty; leave the option out for the default.")
+    return text
+
+
+def name_option(help: str, metavar: str = "NAME", **options) -> OptionInfo:
+    """An option whose value is a name."""
+    return typer.Option(parser=parse_name, metavar=metavar, help=help, **options)
 
 
 def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:
@@ -45,7 +58,7 @@ Exclude = Annotated[
     typer.Option(metavar="PATTERN", help="Leave out files and folders that match; may be repeated."),
 ]
 ModelName = Annotated[
-    str, typer.Option(help="Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")
+    str, name_option("Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.", "MODEL")
 ]
 RecipeName = Annotated[
     str | None, typer.Option(help="Name of a recipe, or a TOML file.", show_default="one that fits the texts")
@@ -53,7 +66,7 @@ RecipeName = Annotated[
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
 Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Device = Annotated[str | None, typer.Option(help="Device: cuda, mps or cpu; by default the best available one.")]
+Device = Annotated[str | None, name_option("Device: cuda, mps or cpu; by default the best available one.", "DEVICE")]
 Me = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Your name in chats and mails, whose words are learnt; may be repeated."),
@@ -70,7 +83,7 @@ Threads = Annotated[int | None, typer.Option(help="Number of threads that comput
 GpuShare = Annotated[
     int | None, typer.Option("--gpu-share", metavar="PERCENT", help="Compute on the GPU for so much of the time only.")
 ]
-AdapterModel = Annotated[str | None, typer.Option(help="Base model; by default the adapter's.")]
+AdapterModel = Annotated[str | None, name_option("Base model; by default the adapter's.", "MODEL")]
 Version = Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 MostMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")]
@@ -104,6 +117,8 @@ class Request:
         chosen = Recipe.load(recipe).replace(epochs=epochs, context_length=context)
         self.settings = {"model": model, "recipe": chosen, "device": device, "seed": seed, "me": tuple(me or ())}
         self.texts = select(paths, include, exclude) if paths else None
+        for folder in self.texts or ():
+            given_path(folder)  # before libraries are imported
         self.as_json = as_json
 
 

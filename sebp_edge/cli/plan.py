@@ -9,7 +9,7 @@ from rich.markup import escape
 from sebp_edge.basics.units import duration, gigabytes, sizes_apart
 from sebp_edge.cli.base_model import prepared
 from sebp_edge.cli.console import out, print_json, print_table
-from sebp_edge.cli.options import FreeMemory, Request, takes_request
+from sebp_edge.cli.options import FreeMemory, Request, name_option, takes_request
 from sebp_edge.errors import OptionError
 from sebp_edge.events import PreparationProgress
 
@@ -29,7 +29,7 @@ DESCRIPTIONS = {
 @takes_request()
 def plan(
     request: Request,
-    name: Annotated[str | None, typer.Option(help="Name of the adapter, which may be learnt on from.")] = None,
+    name: Annotated[str | None, name_option("Name of the adapter, which may be learnt on from.")] = None,
     memory: FreeMemory = None,
     gpu: Annotated[
         str | None, typer.Option(help="Plan for another machine's GPU with this much memory, such as 8GB.")

@@ -4,6 +4,7 @@ import json
 import re
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -29,7 +30,6 @@ class MergedWeights:
 
     Attributes:
         factors: the adapter's matrices; None for a fully fine-tuned model or the base model alone.
-        dtype: the dtype of most weights in the files; bf16 for a GGUF file.
     """
 
     def __init__(self, model: nn.Module, base_path: Path, adapter_folder: Path | None):
@@ -40,10 +40,7 @@ class MergedWeights:
         if adapter_folder is None or is_lora:
             shapes, self._read = _gguf(base_path) if base_path.is_file() else _safetensors(base_path)
             if any(shapes.get(name) != shape for name, shape in self.shapes.items()):
-                raise ExportError(
-                    f"The files of this {model.config.model_type} model name or shape weights otherwise than "
-                    "transformers does; only --format peft can be written."
-                )
+                self._read = self._refuse
         if is_lora:
             self.factors = read_factors(adapter_folder)
             _refuse_other_layers(self.factors, model, adapter_folder)
@@ -54,8 +51,18 @@ class MergedWeights:
                 if saved.shapes != self.shapes:
                     raise BaseModelMismatch(f"The weights in {adapter_folder.name!r} belong to another base model.")
                 self._read = saved.read
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of most weights in the files; bf16 for a GGUF file."""
         largest = max(self.shapes, key=lambda name: self.shapes[name].numel())
-        self.dtype = torch.bfloat16 if base_path.is_file() else self._read(largest).dtype
+        return torch.bfloat16 if self._base_path.is_file() else self._read(largest).dtype
+
+    def _refuse(self, name: str) -> Tensor:
+        raise ExportError(
+            f"The files of this {self._model.config.model_type} model name or shape weights otherwise than "
+            "transformers does; only --format peft can be written."
+        )
 
     def of_base(self) -> "MergedWeights":
         """Returns the base model's weights alone."""

@@ -89,6 +89,15 @@ class Found:
 
 def find_files(folder: Folder, left_out: list[LeftOut]) -> Iterator[Found]:
     """Yields the files of a folder, sorted, or the given file; adds what it skips to `left_out`."""
+    path = given_path(folder)
+    if path.is_dir():
+        yield from _Walk(path, folder, left_out).files()
+    else:
+        yield Found(path, printable(path.name), vault_around(path.parent))
+
+
+def given_path(folder: Folder) -> Path:
+    """Returns the path of a folder or file; refuses one that cannot be opened."""
     path = expand_user(Path(folder.path))
     try:
         path.stat()
@@ -96,10 +105,7 @@ def find_files(folder: Folder, left_out: list[LeftOut]) -> Iterator[Found]:
         raise TextsError(f"There is no file or folder {str(path)!r}; check the path.") from error
     except OSError as error:
         raise TextsError(f"{str(path)!r} cannot be opened: {error.strerror}.") from error
-    if path.is_dir():
-        yield from _Walk(path, folder, left_out).files()
-    else:
-        yield Found(path, printable(path.name), vault_around(path.parent))
+    return path
 
 
 def expand_user(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from sebp_edge.basics.units import parameters
 from sebp_edge.lessons.conversations import is_of_people
 from sebp_edge.recipe import Recipe
 from sebp_edge.run.fitting_recipe import mostly
@@ -79,8 +80,7 @@ def _limits(reference: ModelReference, num_parameters: int) -> str:
             f"The model {reference.name!r} is a demonstrator: it writes sentences, knows nothing and follows no "
             "instructions, so use a larger model for real work."
         )
-    in_words = f"{num_parameters / 1e9:.1f} billion" if num_parameters >= 1e9 else f"{num_parameters / 1e6:.0f} million"
-    size = f"A model of this size ({in_words} parameters)"
+    size = f"A model of this size ({parameters(num_parameters)} parameters)"
     if num_parameters < SMALL:
         return f"{size} loses the thread after a few sentences, and does not answer questions or reason reliably."
     if num_parameters < MEDIUM:

@@ -52,6 +52,20 @@ except SystemExit as end:
     assert sum(os.times()[2:4]) - sum(before[2:4]) < 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [["adapt", "nowhere"], ["adapt", ".", "--model", "lama", "-y"], ["generate", "the ferry", "--model", "./nowhere"]],
+)
+def test_a_wrong_path_or_model_is_refused_before_libraries_are_imported(arguments):
+    code = "from sebp_edge.cli import main; main()"
+    command = [sys.executable, "-X", "importtime", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search("There is no (file or )?folder|Unknown model", done.stderr)
+    assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("command", [["adapt"], ["forget"], ["adapters", "gc"], ["plan"]], ids=" ".join)
 def test_paragraphs_of_help_are_wrapped_once(command, columns):
@@ -156,6 +170,7 @@ def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store)
     [
         ({"--model": "lama-3.2-3b"}, r"Unknown model 'lama-3\.2-3b'; did you mean 'llama-3\.2-3b'\?", 1),
         ({"--model": "./nowhere"}, r"There is no folder '\./nowhere'", 1),
+        ({"--model": __file__}, "test_cli.py' is neither a folder nor a GGUF file; give the folder", 1),
         ({"--model": "someone/something"}, "someone/something is not in the cache .* HF_HUB_OFFLINE is set", 1),
         ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'?", 1),
         ({"--recipe": "nowhere.toml"}, r"nowhere\.toml cannot be read: No such file", 1),
@@ -449,6 +464,21 @@ def on_terminal(commands, columns):
     *pages, rest = drawn.decode().split("ended with 0")
     assert not rest.strip()
     return [without_controls(page) for page in pages]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("adapt", ".", "--name", ""),
+        ("plan", ".", "--device="),
+        ("generate", "the ferry", "--model", ""),
+        ("export", "notes", "--to", "out", "--model="),
+    ],
+)
+def test_an_empty_name_is_not_the_default(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "the value is empty; leave the option out" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["adapt", "plan", "analyze"])

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BusyError, Interrupted, StorageError
 from sebp_edge.events import ExamplesEvaluated, TensorWritten
+from sebp_edge.export import model_weights
 
 
 @pytest.fixture(scope="module")
@@ -291,3 +292,14 @@ def test_meanwhile_another_call_is_refused_and_a_target_that_appears_is_not_over
         personalizer.export("mine", place / "out", format="peft")
     assert [path.name for path in place.iterdir()] == ["out"]
     assert (place / "out" / "theirs").read_text() == "theirs"
+
+
+@pytest.mark.parametrize(("format", "is_written"), [("merged", False), ("peft", True)])
+def test_an_adapter_of_files_that_name_weights_otherwise_is_exported_by_itself(
+    stored, model, place, no_memory, monkeypatch, format, is_written
+):
+    monkeypatch.setattr(model_weights, "_of_text", lambda name: f"packed.{name}")
+    result = run("export", "mine", "--model", model, "--to", place / "out", "--format", format)
+    assert (place / "out").exists() == is_written
+    if not is_written:
+        assert_one_sentence(result, "name or shape weights otherwise than transformers does; only --format peft")

@@ -177,6 +177,7 @@ def test_rows_that_are_no_multiple_of_a_block_are_f16(source, tmp_path, monkeypa
         ("gemma2", {"query_pre_attn_scalar": 100}, "scaled by 100"),
         ("gemma3", {"layer_types": ["full_attention"] * 6}, "other layers of full attention"),
         ("qwen3.5", {"rms_norm_eps": 1e-5}, "with the epsilon 1e-05 of its norms"),
+        ("qwen3.5", {"head_dim": 1}, "with sections of 4 features in heads of 1"),
         ("gemma4", {"enable_moe_block": True}, "with experts"),
         ("gemma4", {"num_kv_shared_layers": 3}, "other kinds of last layers"),
         ("gemma4", {"vocab_size_per_layer_input": 300}, "other tokens for the inputs of layers"),

@@ -30,7 +30,7 @@ def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_ar
     with pytest.raises(MachineError) as refused:
         Personalizer(folder, device="cpu").generate("the ferry")
     words = str(refused.value)
-    assert "'model' has 0.82 billion parameters and needs at least 3.6 GB" in words
+    assert "'model' has 824 million parameters and needs at least 3.6 GB" in words
     assert "recipe 'notes'" in words
     assert "3.0 GB free of 8.0 GB" in words
 

@@ -43,6 +43,8 @@ OWN = {"TORCHINDUCTOR_CACHE_DIR"}
 LOUD = {"TOKENIZERS_PARALLELISM": "true", "PYTHONDEVMODE": "0", "CI": "true", "TERM": "xterm-256color"}
 # Any value switches the development mode on, which else fills all memory that is allocated.
 LOUD |= {"PYTHONMALLOC": "pymalloc"}
+# Which a CPU with bf16 would have set.
+LOUD |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
-from builders import load_base, make_llama, make_sentences
+from builders import load_base, make_llama, make_sentences, shape_of
 from command import python
 from failing_memory import Failing
+from model_families import DECODERS, MODELS, WITH_STATES, make_model
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -116,14 +117,42 @@ def test_damaged_weights_are_refused_with_one_sentence(copied):
 
 def test_missing_weights_are_refused(copied):
     change_weights(copied, lambda weights: {name: w for name, w in weights.items() if "layers.1.mlp.up" not in name})
-    with pytest.raises(ModelError, match="lacks 1 of its weight tensors"):
+    with pytest.raises(ModelError, match=r"lacks 1 of its weight tensors, such as '.*\.1\.mlp\.up_proj\.weight'"):
         load(copied)
 
 
 def test_weights_of_other_shapes_are_refused(copied):
     change_config(copied, intermediate_size=64)
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match=r"of shape \[32, 48\], but its config has \[32, 64\]; download"):
         load(copied)
+
+
+FOREIGN = {
+    "another family's norms": ("model_type", "llama", "qwen3", "self_attn.k_norm.weight"),
+    "another family's biases": ("model_type", "llama", "qwen2", "self_attn.k_proj.bias"),
+    "more layers": ("num_hidden_layers", 1, "llama", "input_layernorm.weight"),
+    "layers of a type that the family has not": ("layer_types", ["moe"] * 2, "qwen3.5", "linear_attn.conv1d.weight"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_weights_that_the_config_does_not_have_are_refused(case, copied):
+    """transformers leaves them out, and computes another model than the files' own."""
+    key, value, family, weight = FOREIGN[case]
+    made = make_model(DECODERS[family]()) if family == "qwen2" else (MODELS | WITH_STATES)[family]()
+    made.save_pretrained(copied)
+    change_config(copied, **{key: value})
+    with pytest.raises(ModelError, match=rf"has 'model\.layers\.[01]\.{weight}', which its config does not"):
+        load(copied)
+
+
+def test_weights_of_other_parts_and_old_masks_are_left_out(copied):
+    others = {
+        "mtp.layers.0.mlp.up_proj.weight": torch.ones(4, 4),
+        "model.layers.0.self_attn.bias": torch.ones(1, 1, 8, 8),
+    }
+    change_weights(copied, lambda weights: weights | others)
+    assert torch.equal(load(copied).model.lm_head.weight, make_llama().lm_head.weight)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"no": "tokenizer"}'])
@@ -163,7 +192,40 @@ def test_models_that_generate_no_text_are_refused(copied, kind):
 )
 def test_an_unknown_or_damaged_config_is_refused_with_one_sentence(copied, config):
     (copied / "config.json").write_text(config)
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with pytest.raises(ModelError, match="config"):
+        load(copied)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "wide"}, r"config of 'model' is damaged: Field 'hidden_size' expected int, got str"),
+        ({"hidden_size": None}, "'hidden_size' expected int, got NoneType"),
+        ({"rope_parameters": 5}, r"'rope_parameters' with value 5 .* \.\.\.; download it again"),
+        ({"layer_types": ["full_attention"]}, r"`num_hidden_layers` \(2\) must be equal to .* `layer_types` \(1\)"),
+        ({"layer_types": ["no such type"] * 2}, "The `layer_types` entries must be in"),
+        ({"num_hidden_layers": 0}, "has num_hidden_layers 0; expected at least 1"),
+        ({"num_hidden_layers": -1}, "has num_hidden_layers -1; expected at least 1"),
+        ({"max_position_embeddings": 3}, "has max_position_embeddings 3; expected at least 8"),
+        (
+            {"vocab_size": 0, "pad_token_id": None},
+            r"embed_tokens\.weight' the shape \[0, 32\]; expected positive",
+        ),
+        ({"intermediate_size": 0}, r"gate_proj\.weight' the shape \[0, 32\]; expected positive sizes"),
+        ({"hidden_size": -32}, r"cannot be made from its config \(RuntimeError\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element:UserWarning")
+def test_a_config_with_a_wrong_value_is_refused_before_a_plan_is_made(copied, changes, message):
+    change_config(copied, **changes)
+    with pytest.raises(ModelError, match=message) as refused:
+        shape_of(copied)
+    assert len(str(refused.value)) < 300
+
+
+def test_a_missing_package_for_quantised_weights_is_named(copied):
+    change_config(copied, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True})
+    with pytest.raises(ModelError, match="needs a package that is not installed: Loading an AWQ"):
         load(copied)
 
 

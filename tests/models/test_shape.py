@@ -36,6 +36,12 @@ def test_a_decoder_without_attention_has_a_shape(tmp_path):
     assert shape.linear_parameters > 0
 
 
+def test_a_config_whose_positions_would_fill_the_memory_has_a_shape(tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1e12}
+    AutoConfig.for_model("qwen3_5_text", **SIZES, head_dim=16, rope_parameters=rope).save_pretrained(tmp_path)
+    assert not read_shape(resolve(tmp_path)).is_hoisted
+
+
 def test_a_models_sizes_are_read_without_its_weights():
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES | FAMILIES["llama"]))

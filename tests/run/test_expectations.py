@@ -33,7 +33,7 @@ def test_each_size_has_its_own_limits():
 
 def test_the_size_is_said():
     assert "(135 million parameters)" in expectation(OTHER, 134_515_008, is_chat=False)
-    assert "(3.2 billion parameters)" in expectation(OTHER, 3_213_000_000, is_chat=False)
+    assert "(3.21 billion parameters)" in expectation(OTHER, 3_213_000_000, is_chat=False)
 
 
 def test_a_reader_names_its_passages():

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, with_lora
-from builders import IGNORE, SIZES, gathered, hoist
+from builders import IGNORE, SIZES, checkpoint_activations, gathered, hoist
 from model_families import LINEAR, WITH_STATES, make_model
 from pairwise import pairwise
 from transformers import (
@@ -26,6 +26,7 @@ from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 from sebp_edge.engine.sparse.patches import restarts
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps, _GatedNorm
 from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
+from sebp_edge.errors import SparsityError
 
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
 NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 16}
@@ -159,6 +160,20 @@ def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
         if "offload" not in options:  # which asks for each backward pass before the next forward pass
             hoisted.row_losses(second)
         assert_same_gradients(expected, gradients(model, losses))
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_checkpoints_of_transformers_are_refused_before_a_backward_pass(family):
+    model = FAMILIES[family]().train()
+    tokens = gathered(random_batch(LENGTHS))
+    with hoist(model) as hoisted:
+        hoisted.row_losses(tokens)
+        checkpoint_activations(model, reentrant=False)
+        with pytest.raises(SparsityError, match="does not support gradient checkpointing"):
+            hoisted.row_losses(tokens)
+    with pytest.raises(SparsityError, match="pass `checkpoints`"):
+        hoist(model)
+    model(input_ids=torch.arange(8)[None])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from sebp_edge.basics.units import percent, sizes_apart
+from sebp_edge.basics.units import parameters, percent, sizes_apart
 from sebp_edge.engine.memory.amount_of_work import AmountOfWork
 from sebp_edge.engine.memory.budget import MemoryBudget
 from sebp_edge.engine.memory.memory_options import MAX_PADDED_LOGITS, MAX_ROWS, MemoryOptions
@@ -303,7 +303,7 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
     alternatives = ["close other programs" if smallest.peak <= (budget.requested or 0) else enough]
     if budget.size > outside:
         share = (budget.size - outside) / (smallest.peak - outside)
-        alternatives.append(f"choose a model of at most about {share * shape.parameters / 1e9:.2g} billion parameters")
+        alternatives.append(f"choose a model of at most about {parameters(share * shape.parameters)} parameters")
     if recipe.is_plain_lora:
         in_4_bits = candidates.for_recipe(recipe.replace(load_in_4bit=True))
         if candidates.takes_4_bits and any(choice.peak <= budget.size for choice in in_4_bits):
@@ -315,7 +315,7 @@ def _nothing_fits(candidates: _Candidates, smallest: Choice, budget: MemoryBudge
         alternatives.append(f"free host memory, where its blocks need {needed_on_host} but {free_on_host} are free")
     *but_last, last = alternatives
     return MachineError(
-        f"{shape.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least about "
+        f"{shape.name!r} has {parameters(shape.parameters)} parameters and needs at least about "
         f"{needed} to adapt with the recipe {recipe.name!r}, but {limit} {left}; "
         f"{', '.join(but_last)}{' or ' if but_last else ''}{last}."
     )

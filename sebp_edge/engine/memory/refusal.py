@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from sebp_edge.basics.units import sizes_apart
+from sebp_edge.basics.units import parameters, sizes_apart
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.prediction import host_bytes, predict_footprint
 from sebp_edge.engine.memory.setup import TrainingSetup
@@ -37,7 +37,7 @@ def refuse_if_too_big(reference: ModelReference, recipe: Recipe, device: torch.d
         why = " (this GPU has no bf16, so weights take 4 bytes each)" if devices.lacks_bf16(device) else ""
         with_two = ", with two of its blocks on the GPU at a time" if most else ""
         raise MachineError(
-            f"{reference.name!r} has {shape.parameters / 1e9:.2f} billion parameters and needs at least "
+            f"{reference.name!r} has {parameters(shape.parameters)} parameters and needs at least "
             f"{shown} to adapt with the recipe {recipe.name!r}{why}{with_two}; this machine's {device.type.upper()} "
             f"has {left} free of {total}; choose a smaller model or close other programs."
         )

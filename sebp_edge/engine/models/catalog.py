@@ -78,7 +78,11 @@ def resolve(model: str | Path) -> ModelReference:
     is_file = folder is not None and not folder.is_dir()
     if is_file and (folder.suffix.lower() == GGUF or digest_in_name(folder) is not None):
         return ModelReference(folder.name, "gguf", str(folder))
-    if folder is not None and folder.is_dir():
+    if is_file:
+        raise ModelError(
+            f"{name!r} is neither a folder nor a GGUF file; give the folder that has the model's config.json."
+        )
+    if folder is not None:
         try:
             has_config = (folder / "config.json").is_file()
         except OSError as error:

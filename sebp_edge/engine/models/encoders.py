@@ -15,8 +15,12 @@ from sebp_edge.engine.models.loading import (
     read_config,
     without_progress_bars,
 )
-from sebp_edge.engine.models.soundness import refuse_missing_weights, refuse_non_finite, refuse_special_files
-from sebp_edge.errors import ModelError
+from sebp_edge.engine.models.soundness import (
+    refuse_missing_weights,
+    refuse_non_finite,
+    refuse_other_weights,
+    refuse_special_files,
+)
 from sebp_edge.machine import devices
 from sebp_edge.values.model_reference import ModelReference
 
@@ -53,8 +57,7 @@ def load_encoder(reference: ModelReference, device: torch.device, seed: int) -> 
         identity = fingerprint(type(model).__name__, folder)
     missing = set(report["missing_keys"])
     others = [name for name in missing if not _HEAD & set(name.split("."))]
-    if others:
-        raise ModelError(f"The model {reference.name!r} lacks {len(others)} of its weight tensors.")
+    refuse_other_weights(reference.name, model, report | {"missing_keys": others})
     with raising_model_error(reference, needs):
         refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, has_new_head=bool(missing))

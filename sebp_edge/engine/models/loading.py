@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 from transformers.utils import logging as transformers_logging
 
 from sebp_edge.basics.files import read_json
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.models import hub
 from sebp_edge.engine.models.architecture import lookup_tables
@@ -35,8 +37,10 @@ from sebp_edge.engine.models.libraries import without_fla
 from sebp_edge.engine.models.soundness import (
     refuse_missing_weights,
     refuse_non_finite,
+    refuse_other_weights,
     refuse_special_files,
     refuse_too_many_modules,
+    refuse_too_small_sizes,
 )
 from sebp_edge.engine.models.streaming import move_to_device
 from sebp_edge.engine.models.vocabulary import Vocabulary
@@ -50,6 +54,8 @@ _META = torch.device("meta")
 FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
 _NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
 _NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
+# The most characters of a library's reason that a sentence holds.
+_MAX_REASON = 200
 # What models that also see or hear call the weights of their text part, and what the text part alone calls them.
 TEXT_PART = {r"^language_model\.lm_head\.": "lm_head.", r"^(?:model\.)?language_model\.(?:model\.)?": "model."}
 
@@ -127,6 +133,7 @@ def load_base_model(
     config = _read_decoder_config(reference, None if reference.is_gguf else hub.config_folder(reference))
     dtype = devices.pick_dtype(device, config.get_text_config().hidden_size)
     options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
+    options |= {"ignore_mismatched_sizes": True}  # reports them, instead of an error without their names
     if in_4_bits:
         options |= _four_bit_options(device, dtype)
     with raising_model_error(reference, _NEEDS_GGUF if reference.is_gguf else _NEEDS):
@@ -140,9 +147,7 @@ def load_base_model(
     with without_progress_bars():
         load = _load_gguf if reference.is_gguf else _load_folder
         model, report, tokenizer, identity, folder = load(reference, config, without_weights, options, check)
-    if report["missing_keys"]:
-        # transformers would initialise them randomly.
-        raise ModelError(f"The model {reference.name!r} lacks {len(report['missing_keys'])} of its weight tensors.")
+    refuse_other_weights(reference.name, model, report)
     check()
 
     def check_block(block: nn.Module) -> None:
@@ -243,11 +248,18 @@ def raising_model_error(reference: ModelReference, fault: str) -> Iterator[None]
         yield
     except SebpEdgeError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise MachineError(
-            f"Out of memory while loading {reference.name!r}; choose a smaller model or close other programs."
-        ) from error
     except BaseException as error:
+        if ran_out_of_memory(error):
+            raise MachineError(
+                f"Out of memory while loading {reference.name!r}; choose a smaller model or close other programs."
+            ) from error
+        if type(error).__name__.startswith("StrictDataclass"):
+            # Of huggingface_hub's checks of configs; its cause says which value is wrong.
+            reason = shorten(str(error.__cause__ or error), _MAX_REASON, placeholder=" ...")
+            raise ModelError(f"The config of {reference.name!r} is damaged: {reason}; download it again.") from error
+        if isinstance(error, ImportError):
+            # What quantised weights need, for example.
+            raise ModelError(f"The model {reference.name!r} needs a package that is not installed: {error}") from error
         # A panic in a Rust library is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -306,8 +318,10 @@ def model_from_config(
 ) -> PreTrainedModel:
     """Makes the model that `reference` names with random weights, from its config alone; on "meta" without weights."""
     config = decoder_config(reference)
-    with raising_model_error(reference, "cannot be made from its config.json"), device:
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    with raising_model_error(reference, "cannot be made from its config"), device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    refuse_too_small_sizes(reference.name, model)
+    return model
 
 
 def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:

@@ -24,7 +24,7 @@ HEAD_SIZE = 64
 # Endings of numbers that are proportional to the hidden size.
 _WITH_HIDDEN_SIZE = ("mamba_n_heads", "mamba_heads", "num_heads", "d_ssm", "n_groups", "lru_width")
 # A copy of a Gemma, which has large heads, has 4 million parameters. One with many experts would take half a minute.
-_MAX_PARAMETERS = 25_000_000
+_MAX_NUMBERS = 25_000_000
 
 
 class SmallCopy(NamedTuple):
@@ -48,8 +48,8 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
     for name in _TOKENS:
         if getattr(small, name, None) is not None:
             setattr(small, name, 0)
-    if (number := _make(small, kind, "meta").num_parameters()) > _MAX_PARAMETERS:
-        raise ValueError(f"A small copy has {number:,} parameters; expected at most {_MAX_PARAMETERS:,}.")
+    if (number := _count(_make(small, kind, "meta"))) > _MAX_NUMBERS:
+        raise ValueError(f"A small copy has {number:,} numbers; expected at most {_MAX_NUMBERS:,}.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return SmallCopy(_make(small, kind, "cpu").eval(), layers)
@@ -59,6 +59,11 @@ def copy_of_few_layers(config: PretrainedConfig, kind: type[PreTrainedModel]) ->
     """Makes a copy with the decoder's own sizes but few layers, on "meta"; see `small_copy`."""
     few, layers = _with_few_layers(config)
     return SmallCopy(_make(few, kind, "meta").eval(), layers)
+
+
+def _count(model: PreTrainedModel) -> int:
+    """Counts a model's parameters, and the numbers in its buffers."""
+    return model.num_parameters() + sum(buffer.numel() for buffer in model.buffers())
 
 
 @without_fla()

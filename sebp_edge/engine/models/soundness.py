@@ -1,14 +1,17 @@
 """Refuses damaged or hostile model folders before they cost time or memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from sebp_edge.basics.units import gigabytes
 from sebp_edge.basics.weights import first_non_finite
+from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.models.fingerprint import non_finite_tensors
 from sebp_edge.errors import ModelError
+from sebp_edge.recipe import LEAST_CONTEXT
 
 # Endings of config keys that count modules. The deepest known model has 126 layers.
 _MODULE_COUNTS = ("layer", "layers", "num_labels", "experts")
@@ -24,6 +27,19 @@ def refuse_too_many_modules(name: str, config: dict) -> None:
             refuse_too_many_modules(name, value)
         if type(value) is int and key.endswith(_MODULE_COUNTS) and value > _MAX_MODULES:
             raise ModelError(f"The config of {name!r} has {key} {value:.6g}; expected at most {_MAX_MODULES}.")
+
+
+def refuse_too_small_sizes(name: str, model: PreTrainedModel) -> None:
+    """Raises a ModelError if a config gives a model no layers, too few positions, or weights without elements."""
+    for key, least in (("num_hidden_layers", 1), ("max_position_embeddings", LEAST_CONTEXT)):
+        if (value := getattr(model.config, key, None)) is not None and value < least:
+            raise ModelError(f"The config of {name!r} has {key} {value}; expected at least {least}.")
+    for path, weight in model.named_parameters():
+        if not weight.numel():
+            raise ModelError(
+                f"The config of {name!r} gives the weight {path!r} the shape {list(weight.shape)}; expected positive "
+                "sizes."
+            )
 
 
 def refuse_special_files(name: str, folder: Path) -> None:
@@ -43,6 +59,36 @@ def refuse_missing_weights(name: str, on_meta: nn.Module, folder: Path) -> None:
             f"The model {name!r} cannot be loaded: its config.json has {weights / 1e6:,.1f} million weights, but its "
             f"safetensors files have only {gigabytes(stored)}."
         )
+
+
+def refuse_other_weights(name: str, model: PreTrainedModel, report: Mapping) -> None:
+    """Raises a ModelError if a folder's weights are not those of its config's model.
+
+    Args:
+        report: what transformers says of the loading. It draws missing weights, and those of other shapes, at random.
+    """
+    again = "download the model again"
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"The model {name!r} lacks {len(missing)} of its weight tensors, such as {missing[0]!r}; {again}."
+        )
+    for weight, found, expected in sorted(report["mismatched_keys"]):
+        raise ModelError(
+            f"The model {name!r} has {weight!r} of shape {list(found)}, but its config has {list(expected)}; {again}."
+        )
+    if foreign := sorted(_of_blocks(report["unexpected_keys"], model)):
+        raise ModelError(f"The model {name!r} has {foreign[0]!r}, which its config does not have; {again}.")
+
+
+def _of_blocks(names: Iterable[str], model: nn.Module) -> Iterator[str]:
+    """Yields the names of blocks' weights and biases; others are of parts that do not belong to a decoder's texts."""
+    first, known = blocks_of(model)[:1], {name for name, _ in model.named_parameters()}
+    places = tuple(path.rpartition(".")[0] + "." for path, module in model.named_modules() if module in first)
+    for name in names:
+        # Older checkpoints have buffers of masks that are called a bias.
+        is_bias = name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in known
+        if name.startswith(places) and (is_bias or name.endswith(".weight")):
+            yield name
 
 
 def refuse_non_finite(name: str, model: nn.Module, folder: Path | None = None) -> None:

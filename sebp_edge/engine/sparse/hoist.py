@@ -98,6 +98,10 @@ class Hoisted(FollowingPatch):
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder, verdicts=verdicts)
         self._restarts = Restarts(decoder, packs_rules=self._packs_rules)
+        # transformers' own checkpoints recompute blocks after the batch that says where their texts begin.
+        recomputes = any(getattr(part, "gradient_checkpointing", False) for part in decoder.modules())
+        if recomputes and (self._restarts.packed or self._restarts.padded):
+            raise SparsityError("Its state does not support gradient checkpointing; disable it and pass `checkpoints`.")
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
         self._chunked_mlps = ChunkedMlps(decoder, CHUNK_ROWS if is_chunked else None)

@@ -319,9 +319,13 @@ def _check_qwen35(writer: GGUFWriter, config) -> None:
     if not math.isclose(config.rms_norm_eps, 1e-6, rel_tol=1e-6):
         # llama.cpp normalises keys with it too, and transformers with 1e-6.
         raise refusal(config, f"with the epsilon {config.rms_norm_eps} of its norms")
+    sections = config.rope_parameters.get("mrope_section", (11, 11, 10))
+    if not 0 < sum(sections) <= head_size(config):
+        # llama.cpp aborts, though the sections do not matter for texts.
+        raise refusal(config, f"with sections of {sum(sections)} features in heads of {head_size(config)}")
     writer.add_full_attention_interval(full[0])
     writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
-    writer.add_rope_dimension_sections([*config.rope_parameters.get("mrope_section", (11, 11, 10)), 0])
+    writer.add_rope_dimension_sections([*sections, 0])
 
 
 # By transformers' model types. Gemma 1 is only read: what llama.cpp computes with it was never compared.

@@ -120,6 +120,13 @@ class GgufFile:
             raise ModelError(f"{self.name!r} has {key} {str(value)[:40]}; expected a number for all or each layer.")
         return values
 
+    def token_id(self, role: str) -> int | None:
+        """Returns the number of the tokenizer's token with a role, such as "bos"; None if there is none."""
+        number, tokens = self.get(f"tokenizer.ggml.{role}_token_id", int), self.get("tokenizer.ggml.tokens", list, [])
+        if number is not None and tokens and not 0 <= number < len(tokens):
+            raise ModelError(f"{self.name!r} has the {role} token {number}, but only {len(tokens)} tokens.")
+        return number
+
     def forget_tokenizer(self) -> None:
         """Frees the tokenizer's values, tens of bytes for each token and each merge."""
         self.metadata = {key: value for key, value in self.metadata.items() if not key.startswith("tokenizer.")}

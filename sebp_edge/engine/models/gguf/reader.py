@@ -67,9 +67,12 @@ def read_weight(file: GgufFile, name: str, dtype: torch.dtype) -> Tensor:
 
 
 def shape_of_weight(file: GgufFile, name: str) -> torch.Size:
-    """Returns the shape of a weight that `read_weight` returns."""
+    """Returns the shape of a weight that `read_weight` returns; of one that cannot be converted, the file's."""
     weight = torch.empty(file.tensors[name].shape, device="meta")
-    return _family_of(file).convert(name, weight, config_of(file), back=True).shape
+    try:
+        return _family_of(file).convert(name, weight, config_of(file), back=True).shape
+    except (RuntimeError, IndexError):
+        return weight.shape
 
 
 def _family_of(file: GgufFile) -> Family:
@@ -86,7 +89,7 @@ def _family_of(file: GgufFile) -> Family:
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
-    ids = {name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "padding")}
+    ids = {name: file.token_id(name) for name in ("bos", "eos", "eot", "padding")}
     # A turn of a chat may end with a token of its own.
     ends = list(dict.fromkeys(ids[name] for name in ("eos", "eot") if ids[name] is not None))
     return {

@@ -100,12 +100,8 @@ def chat_template_of(file: GgufFile) -> str | None:
 
 
 def _token(file: GgufFile, tokens: list[str], role: str) -> str | None:
-    number = file.get(f"tokenizer.ggml.{role}_token_id", int)
-    if number is None:
-        return None
-    if not 0 <= number < len(tokens):
-        raise ModelError(f"{file.name!r} has the {role} token {number}, but only {len(tokens)} tokens.")
-    return tokens[number]
+    number = file.token_id(role)
+    return None if number is None else tokens[number]
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> tuple[Tokenizer, bool]:
