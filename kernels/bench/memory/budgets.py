@@ -79,7 +79,7 @@ BUDGETS = {
     "glm-edge-1.5b": ("100GB", "5.5GB", "3GB", "100GB"),
     "lfm2-1.2b": ("100GB", "6GB", "3.5GB", "8GB"),
     "qwen3.5-0.8b": ("100GB", "5GB", "3.5GB", "12GB"),
-    "gemma-4-e2b": ("100GB", "14GB", "10GB", "100GB"),
+    "gemma-4-e2b": ("100GB", "9GB", "6GB", "100GB"),
 }
 METHODS = {"lora": ("lora", False), "lora-tight": ("lora", False), "4bit": ("lora", True), "full": ("full", False)}
 FAMILY_RUNS = [
