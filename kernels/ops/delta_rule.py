@@ -77,7 +77,10 @@ def gated_delta_rule(
 def gated_linear_attention(
     q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: Chunks
 ) -> Tensor:
-    """Returns the same without erasing what a key's state held: S <- S + k_t ⊗ beta_t v_t. beta has no bounds."""
+    """Returns the same without erasing what a key's state held, S <- S + k_t ⊗ beta_t v_t: fp32, or fp64 for fp64.
+
+    beta has no bounds.
+    """
     return _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks, erases=False)
 
 

@@ -310,7 +310,8 @@ def gated_delta_rule(
         written = beta[row, :, None] * (v[row] - old)
         state = state + torch.einsum("he,hf->hef", k[row], written)
         outs.append(torch.einsum("he,hef->hf", q[row], state))
-    return torch.stack(outs).to(v_AHF.dtype) if outs else torch.zeros_like(v_AHF)
+    out = torch.stack(outs) if outs else torch.zeros_like(v)
+    return out.to(v_AHF.dtype) if erases else out
 
 
 def decode(codes_P: Tensor, exponents_Q: Tensor, signed: bool) -> Tensor:

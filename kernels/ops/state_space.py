@@ -45,5 +45,5 @@ def state_space(
     of_B_AH, of_C_AH = norms_2AG.repeat_interleave(num_heads // num_groups, dim=2)
     dt_AH = dt_AH.to(wide)
     out_AHF = attend(C_AGE, B_AGE, x_AHF, dt_AH * a_H.to(wide), dt_AH * of_B_AH, chunks)
-    out_AHF = out_AHF * (size**0.5 * of_C_AH)[..., None]
+    out_AHF = out_AHF.to(wide) * (size**0.5 * of_C_AH)[..., None]
     return (out_AHF if D_H is None else out_AHF + D_H[:, None] * x_AHF).to(x_AHF.dtype)

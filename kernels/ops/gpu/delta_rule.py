@@ -466,7 +466,7 @@ class _Inputs:
 def gated_delta_rule(
     q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...], erases: bool
 ) -> Tensor:
-    out = v_AHF.new_empty(v_AHF.shape)
+    out = v_AHF.new_empty(v_AHF.shape, dtype=v_AHF.dtype if erases else torch.float32)
     if out.numel():
         inputs = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks)
         inputs.go_forward(inputs.invert(erases), out, None, None)
