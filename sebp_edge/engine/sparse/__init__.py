@@ -7,6 +7,7 @@ causality         tests on a small batch whether the labels determine which rows
 verification      verifies in the first backward passes that the skipped rows carry no gradient
 hoist             level 2: runs a decoder on the active rows only
 hoist_if_exact    hoists a decoder if its losses and gradients equal the padded model's
+block_by_block    compares passes of a decoder block by block
 copy_trial        compares hoisted and padded gradients on a small copy of a decoder's class
 hoist_encoder     level 2 for BERT, RoBERTa and DistilBERT
 encoder_tokens    turns a tokenizer's output into an encoder's active tokens

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.units import percent
+from sebp_edge.engine.sparse.block_by_block import BlockByBlock
 from sebp_edge.engine.sparse.copy_trial import Code, copy_mismatch, padded_losses
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.agreement import (
@@ -90,20 +91,22 @@ class HoistedIfExact(Hoisted):
     def _attach_on_trial(self, verdicts: dict[str, bool]) -> None:
         batch = self._batch or pad_right(trial_batch(self._decoder)[0].tolist(), 0)
         input_ids, plan = (part.to(self._decoder.device) for part in batch)
+        blocks = BlockByBlock(self._decoder, plan.active_rows)
         with evaluating(self.model, with_hooks=True):
-            padded_CD, expected_C = self._padded(input_ids, plan)
+            padded_CD, expected_C = self._padded(input_ids, plan, blocks)
             super()._attach(verdicts)
             with self._attaching():
                 try:
                     self._refuse_mixing()
-                    hidden_CD = self._hidden_states(ActiveTokens.gather(input_ids, plan), restricted=False)
+                    with blocks.repeating():
+                        hidden_CD = self._hidden_states(ActiveTokens.gather(input_ids, plan), restricted=False)
                     found_C = self._head.losses(hidden_CD, plan.targets)
                 except FAILURES as error:
                     if isinstance(error, SparsityError) or ran_out_of_memory(error):
                         raise
                     raise SparsityError(f"the model failed on active rows ({type(error).__name__}).") from error
                 # Losses show what the head does; with fresh weights, all of them are about ln V.
-                difference = disagreement(self.model, padded_CD, hidden_CD, HIDDEN_STATES)
+                difference = blocks.difference or disagreement(self.model, padded_CD, hidden_CD, HIDDEN_STATES)
                 difference = difference or disagreement(self.model, expected_C, found_C, ROW_LOSSES)
                 if difference is not None:
                     raise SparsityError(
@@ -132,7 +135,7 @@ class HoistedIfExact(Hoisted):
         if not one.equal(other) and (one.equal(same) or disagreement(self.model, one, other) is not None):
             raise SparsityError("its states would read tokens that come later.")
 
-    def _padded(self, input_ids_BT: Tensor, plan: RowPlan) -> tuple[Tensor, Tensor]:
+    def _padded(self, input_ids_BT: Tensor, plan: RowPlan, blocks: BlockByBlock) -> tuple[Tensor, Tensor]:
         """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""
         with ExitStack() as patches:
             if getattr(self._decoder, "is_loaded_in_4bit", False):
@@ -141,7 +144,8 @@ class HoistedIfExact(Hoisted):
                 patches.enter_context(fused.refreshed())
             if self._check is not None:
                 patches.enter_context(Stops(self.model, self._check))
-            hidden_BTD = self._decoder.base_model(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+            with blocks.recording():
+                hidden_BTD = self._decoder.base_model(input_ids=input_ids_BT, use_cache=False).last_hidden_state
             return hidden_BTD.flatten(0, 1)[plan.loss_rows], padded_losses(self.model, input_ids_BT, plan)
 
 
