@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_502
+MAX_LINES = 52_580
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -66,7 +66,7 @@ MAX_LINES_OF_ROOM = {
     "engine.memory": 1_839,
     "engine.models": 4_860,
     "engine.models.gguf": 1_399,
-    "engine.sparse": 1_651,
+    "engine.sparse": 1_729,
     "engine.sparse.patches": 2_790,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_989,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58602
+MAX_LINES_OF_TESTS = 58651
 MAX_REPLACED_ATTRIBUTES = 222
 
 # Heavy libraries stay where a reader expects them.

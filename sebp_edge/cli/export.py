@@ -19,11 +19,12 @@ def export(
     ],
     to: Annotated[Path, path_option("New folder to write.", "FOLDER")],
     format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="gguf, ollama, merged, peft, gguf-lora or mlx.")
+        str, typer.Option("--format", metavar="FORMAT", help="gguf, ollama, merged, peft, gguf-lora or mlx.")
     ] = "gguf",
     quant: Annotated[
         str | None,
         typer.Option(
+            "--quant",
             metavar="QUANT",
             help="For gguf and ollama: q4_0, q4_1, q5_0, q5_1, q8_0, bf16, f16, by default q8_0; "
             "q4_k_m and the like with llama-quantize on the path; smallest, with --texts.",

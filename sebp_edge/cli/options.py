@@ -36,9 +36,10 @@ def parse_name(text: str) -> str:
     return text
 
 
-def name_option(help: str, metavar: str = "NAME", **options) -> OptionInfo:
+def name_option(help: str, **options) -> OptionInfo:
     """An option whose value is a name."""
-    return typer.Option(parser=parse_name, metavar=metavar, help=help, **options)
+    # Where a metavar is the parameter's name in capitals, typer 0.27 calls the option so unless it is given its name.
+    return typer.Option(parser=parse_name, metavar="TEXT", help=help, **options)
 
 
 def select(paths: list[Path], include: list[str] | None, exclude: list[str] | None) -> list:
@@ -57,16 +58,14 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Leave out files and folders that match; may be repeated."),
 ]
-ModelName = Annotated[
-    str, name_option("Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.", "MODEL")
-]
+ModelName = Annotated[str, name_option("Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")]
 RecipeName = Annotated[
     str | None, typer.Option(help="Name of a recipe, or a TOML file.", show_default="one that fits the texts")
 ]
 Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
 Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-Device = Annotated[str | None, name_option("Device: cuda, mps or cpu; by default the best available one.", "DEVICE")]
+Device = Annotated[str | None, name_option("Device: cuda, mps or cpu; by default the best available one.")]
 Me = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Your name in chats and mails, whose words are learnt; may be repeated."),
@@ -83,7 +82,7 @@ Threads = Annotated[int | None, typer.Option(help="Number of threads that comput
 GpuShare = Annotated[
     int | None, typer.Option("--gpu-share", metavar="PERCENT", help="Compute on the GPU for so much of the time only.")
 ]
-AdapterModel = Annotated[str | None, name_option("Base model; by default the adapter's.", "MODEL")]
+AdapterModel = Annotated[str | None, name_option("Base model; by default the adapter's.")]
 Version = Annotated[int | None, typer.Option(help="Version of the adapter; by default the active one.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 MostMemory = Annotated[str | None, typer.Option(help="Memory budget, such as 8GB; by default unlimited.")]

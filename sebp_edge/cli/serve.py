@@ -24,18 +24,18 @@ def serve(
     http: Annotated[bool, typer.Option("--http", help="Serve apps on this machine by HTTP, as OpenAI does.")] = False,
     folder: Annotated[
         list[Path] | None,
-        path_option("With --http: answer from this folder; may be repeated.", "FOLDER"),
+        path_option("With --http: answer from this folder; may be repeated.", "PATH"),
     ] = None,
     origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN", help="With --http: let pages of this origin in; may be repeated."),
+        typer.Option("--origin", metavar="ORIGIN", help="With --http: let pages of this origin in; may be repeated."),
     ] = None,
     mcp: Annotated[
         list[Path] | None,
         path_option("Serve an assistant (MCP) about this folder of notes.", "FOLDER"),
     ] = None,
     model: Annotated[
-        str | None, name_option("The base model, with --http or --mcp.", "MODEL", show_default=DEFAULT_MODEL)
+        str | None, name_option("The base model, with --http or --mcp.", show_default=DEFAULT_MODEL)
     ] = None,
     may_learn: Annotated[
         bool, typer.Option("--may-learn", help="With --mcp: the assistant may have notes learnt and forgotten.")

@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.sparse.patches.agreement import HIDDEN_STATES, disagreement
@@ -19,7 +18,7 @@ class BlockByBlock:
             second pass had no such difference.
     """
 
-    def __init__(self, decoder: PreTrainedModel, active_rows: Tensor):
+    def __init__(self, decoder: nn.Module, active_rows: Tensor):
         self._decoder, self._active_rows = decoder, active_rows
         self._read: list[Tensor] = []
         self.difference: float | None = None
