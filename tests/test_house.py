@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_580
+MAX_LINES = 52_582
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -76,7 +76,7 @@ MAX_LINES_OF_ROOM = {
     "reading": 6_421,
     "research": 1_698,
     "run": 5_845,
-    "serve": 3_811,
+    "serve": 3_813,
     "store": 2_865,
     "values": 1_801,
 }

@@ -34,9 +34,11 @@ def request_of(body: dict, *, is_chat: bool) -> tuple[str, dict]:
             raise Refusal("invalid_params", f"{name!r} is not offered here.")
     name, version, asks = _parse_model(body.get("model"))
     params = {"adapter": name, "version": version}
-    given = (body.get(key) for key in ("max_completion_tokens", "max_tokens"))
-    limit = next((each for each in given if each not in (None, -1)), None)
+    given = ((each, body.get(each)) for each in ("max_completion_tokens", "max_tokens"))
+    key, limit = next((pair for pair in given if pair[1] not in (None, -1)), (None, None))
     if limit is not None:
+        if type(limit) is not int or limit < 1:
+            raise Refusal("invalid_params", f"{key!r} is not a whole number of at least 1; leave it out for the default.")
         params["max_new_tokens"] = limit
     messages = _messages_of(body.get("messages")) if is_chat else [{"role": "user", "content": _prompt_of(body)}]
     if asks:
