@@ -38,7 +38,7 @@ def request_of(body: dict, *, is_chat: bool) -> tuple[str, dict]:
     key, limit = next((pair for pair in given if pair[1] not in (None, -1)), (None, None))
     if limit is not None:
         if type(limit) is not int or limit < 1:
-            raise Refusal("invalid_params", f"{key!r} is not a whole number of at least 1; correct it, or leave it out.")
+            raise Refusal("invalid_params", f"{key!r} is not a whole number of at least 1; correct it or leave it out.")
         params["max_new_tokens"] = limit
     messages = _messages_of(body.get("messages")) if is_chat else [{"role": "user", "content": _prompt_of(body)}]
     if asks:
