@@ -98,7 +98,7 @@ def runs_flash_attention(q_AHE: Tensor) -> bool:
 
 
 def runs_large_heads(q_AHE: Tensor) -> bool:
-    """Whether torch's memory-efficient attention takes these queries, and some, though flash attention does not."""
+    """Whether there are queries, which torch's memory-efficient attention takes and flash attention does not."""
     return _runs_attention(q_AHE) and q_AHE.shape[-1] > 256 and len(q_AHE) > 0
 
 

@@ -38,7 +38,7 @@ def parse_name(text: str) -> str:
 
 def name_option(help: str, **options) -> OptionInfo:
     """An option whose value is a name."""
-    # Where a metavar is the parameter's name in capitals, typer 0.27 calls the option so unless it is given its name.
+    # typer 0.27 names an option after its metavar if that is the parameter's name in capitals.
     return typer.Option(parser=parse_name, metavar="TEXT", help=help, **options)
 
 

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from sebp_edge.ops import LoraProjection, QuantisedWeight
+from sebp_edge.ops import Chunks, LoraProjection, QuantisedWeight
 from sebp_edge.research.rules.selection import AppliedRule
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,6 +35,17 @@ def random_heads(num_heads, num_kv_heads, head_size, dtype, device="cpu", length
     angles = torch.rand(num_rows, head_size // 2, device=device).mul(6.28).repeat(1, 2)
     cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     return wide, (angles.cos().to(dtype), angles.sin().to(dtype)), cu_seqlens
+
+
+def chunks_of(lengths, device="cpu"):
+    """Where packed texts of these lengths begin."""
+    return Chunks.of(torch.tensor([0, *lengths], device=device).cumsum(0).int(), sum(lengths))
+
+
+def results(function, inputs, dout):
+    """The output, and the gradients of the inputs."""
+    out = function(*inputs)
+    return [out, *torch.autograd.grad(out, inputs, dout.to(out.dtype))]
 
 
 def gradients(function, tensors, dout):

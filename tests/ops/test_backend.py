@@ -13,7 +13,7 @@ from sebp_edge.ops import backend, gated, reference
 KERNELS = sorted(path.stem for path in (Path(backend.__file__).parent / "gpu").glob("[!_]*.py"))
 # Files without a reference: PyTorch, or bitsandbytes, has these ops in another form.
 ONLY_KERNELS = [
-    *("copies", "cublaslt", "four_bit_products", "four_bit_tiles", "four_bits", "joined_lora"),
+    *("copies", "cublaslt", "delta_tiles", "four_bit_products", "four_bit_tiles", "four_bits", "joined_lora"),
     *("products", "short_attention"),
 ]
 

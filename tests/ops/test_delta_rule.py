@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from random_cases import DEVICE
+from random_cases import DEVICE, chunks_of, results
 from torch.utils.checkpoint import checkpoint
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
@@ -21,10 +21,6 @@ def draw_inputs(num_rows, heads=(2, 4), sizes=(8, 16), dtype=torch.float32, devi
     return [each.to(device, dtype).requires_grad_() for each in inputs]
 
 
-def chunks_of(lengths, device="cpu"):
-    return ops.Chunks.of(torch.tensor([0, *lengths], device=device).cumsum(0).int(), sum(lengths))
-
-
 def of_transformers(q, k, v, g, beta, lengths):
     """transformers' rule on one text at a time."""
     q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], dim=1) for x in (q, k))
@@ -34,11 +30,6 @@ def of_transformers(q, k, v, g, beta, lengths):
             decays = {"g": g_text[None], "beta": beta_text[None], "use_qk_l2norm_in_kernel": True}
             outs.append(torch_chunk_gated_delta_rule(q_text[None], k_text[None], v_text[None], **decays)[0][0])
     return torch.cat(outs)
-
-
-def results(function, inputs, dout):
-    out = function(*inputs)
-    return [out, *torch.autograd.grad(out, inputs, dout.to(out.dtype))]
 
 
 def double(tensors):

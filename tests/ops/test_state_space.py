@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from random_cases import DEVICE
+from random_cases import DEVICE, chunks_of, results
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from sebp_edge import ops
@@ -20,10 +20,6 @@ def draw_inputs(num_rows, heads=(2, 4), sizes=(8, 16), dtype=torch.float32, devi
     return [each.to(device, dtype).requires_grad_() for each in inputs]
 
 
-def chunks_of(lengths, device="cpu"):
-    return ops.Chunks.of(torch.tensor([0, *lengths], device=device).cumsum(0).int(), sum(lengths))
-
-
 def of_transformers(x, dt, a, B, C, D, lengths):
     outs = [
         mamba2_chunk_scan(x_text[None], dt_text[None], a, B_text[None], C_text[None], chunk_size=16, D=D)[0]
@@ -31,11 +27,6 @@ def of_transformers(x, dt, a, B, C, D, lengths):
         if len(x_text)
     ]
     return torch.cat(outs)
-
-
-def results(function, inputs, dout):
-    out = function(*inputs)
-    return [out, *torch.autograd.grad(out, inputs, dout.to(out.dtype))]
 
 
 def test_outputs_and_gradients_are_those_of_transformers():

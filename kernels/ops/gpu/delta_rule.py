@@ -12,9 +12,9 @@ as Yang et al. (2024) do, but with S where they expand T. Backward, with dS the 
     dP = do wᵀ                 dA = -y wᵀ       the rest are products of these, and sums of rows and columns
 
 States pass from chunk to chunk in one program for each text, head and block of values' columns; all else is computed
-for all chunks side by side. Every sum is in a fixed order, so two runs are bitwise equal. Models of bf16
-multiply in fp16, since bf16 is too coarse for keys that are alike; what has no bounds, such as a state, is divided by
-its largest number before. T is nearly that of fp32, and other models multiply in fp32.
+for all chunks side by side. Every sum is in a fixed order, so two runs are bitwise equal. Models of bf16 multiply in
+fp16, since bf16 is too coarse for keys that are alike; what has no bounds, such as a state, is divided by its largest
+number before. T is nearly that of fp32, and other models multiply in fp32.
 
 Without erasing, as linear attention with decays (and state spaces) writes, w = beta v, and T is not there.
 
@@ -26,75 +26,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..reference import CHUNK, EPSILON
+from ..reference import CHUNK
+from .delta_tiles import (
+    chunk_of,
+    decays_of,
+    dot,
+    largest_of,
+    load,
+    load_number,
+    load_unit,
+    square_offsets,
+    state_offsets,
+    store,
+    store_undivided,
+)
 
-EPS = tl.constexpr(EPSILON)
 # Columns of values in programs for a text and for a chunk, in models of bf16, and in programs of other models, whose
 # operands take twice the room and more.
-OF_TEXTS, OF_CHUNKS, IN_FP32 = 64, 32, 16
-
-
-@triton.jit
-def _dot(a, b, IN_FP32: tl.constexpr):
-    """The product of matrices of fp32 numbers, in fp32 or, if they are in its range, in fp16."""
-    return tl.dot(a, b, input_precision="ieee") if IN_FP32 else tl.dot(a.to(tl.float16), b.to(tl.float16))
-
-
-@triton.jit
-def _largest(a, b):
-    """The largest magnitude in two matrices, or 1 if all is zero: divided by it, they are in fp16's range."""
-    largest = tl.maximum(tl.max(tl.abs(a)), tl.max(tl.abs(b)))
-    return tl.where(largest == 0.0, 1.0, largest)
-
-
-@triton.jit
-def _load(x_ptr, rows, has_row, stride, num_columns, first, COLUMNS: tl.constexpr):
-    """Some columns of a head's rows, fp32; zeros beyond."""
-    columns = first + tl.arange(0, COLUMNS)
-    mask = has_row[:, None] & (columns < num_columns)[None, :]
-    return tl.load(x_ptr + rows[:, None] * stride + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _store(x_ptr, x, rows, has_row, stride, num_columns, first, COLUMNS: tl.constexpr):
-    columns = first + tl.arange(0, COLUMNS)
-    mask = has_row[:, None] & (columns < num_columns)[None, :]
-    tl.store(x_ptr + rows[:, None] * stride + columns[None, :], x.to(x_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _load_unit(x_ptr, rows, has_row, stride, num_columns, COLUMNS: tl.constexpr):
-    """A head's rows divided by their norms, and the reciprocals of these."""
-    x = _load(x_ptr, rows, has_row, stride, num_columns, 0, COLUMNS)
-    reciprocals = tl.rsqrt(tl.sum(x * x, axis=1) + EPS)
-    return x * reciprocals[:, None], reciprocals
-
-
-@triton.jit
-def _load_number(x_ptr, rows, has_row, num_heads):
-    """A head's number of each row, fp32."""
-    return tl.load(x_ptr + rows * num_heads, mask=has_row, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _decays(sums):
-    """exp(c_i - c_j) from each row to later ones; 1 where that is above 0."""
-    return tl.exp(tl.minimum(sums[:, None] - sums[None, :], 0.0))
-
-
-@triton.jit
-def _state_offsets(index, key_size, value_size, first, KEYS: tl.constexpr, VALUES: tl.constexpr):
-    """Offsets of some columns of a state [E, F] among others, and whether they are there."""
-    rows, columns = tl.arange(0, KEYS), first + tl.arange(0, VALUES)
-    offsets = rows[:, None] * value_size + columns[None, :]
-    return index * key_size * value_size + offsets, (rows < key_size)[:, None] & (columns < value_size)[None, :]
-
-
-@triton.jit
-def _square_offsets(index, CHUNK: tl.constexpr):
-    """Offsets of a chunk's matrix [CHUNK, CHUNK] among others."""
-    rows = tl.arange(0, CHUNK)
-    return index * CHUNK * CHUNK + rows[:, None] * CHUNK + rows[None, :]
+VALUES_OF_TEXTS, VALUES_OF_CHUNKS, VALUES_IN_FP32 = 64, 32, 16
 
 
 @triton.jit
@@ -118,16 +67,16 @@ def _invert_kernel(
 ):
     """T of each chunk and head, from the inverses of blocks of 1, 2, 4, ... rows on the diagonal."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    text = tl.load(texts_ptr + chunk)
-    if text >= num_texts:
+    begin, end = chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK)
+    if end == 0:
         return
-    begin = tl.load(cu_seqlens_ptr + text) + (chunk - tl.load(first_ptr + text)) * CHUNK
-    rows, places = begin + tl.arange(0, CHUNK), tl.arange(0, CHUNK)
-    has_row = rows < tl.load(cu_seqlens_ptr + text + 1)
-    k, _ = _load_unit(k_ptr + head // heads_per_key * stride_k_head, rows, has_row, stride_k, key_size, KEYS)
-    beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
-    decays = _decays(tl.cumsum(_load_number(g_ptr + head, rows, has_row, num_heads), axis=0))
-    system = beta[:, None] * _dot(k, tl.trans(k), IN_FP32) * decays
+    places = tl.arange(0, CHUNK)
+    rows = begin + places
+    has_row = rows < end
+    k, _ = load_unit(k_ptr + head // heads_per_key * stride_k_head, rows, has_row, stride_k, key_size, KEYS)
+    beta = load_number(beta_ptr + head, rows, has_row, num_heads)
+    decays = decays_of(tl.cumsum(load_number(g_ptr + head, rows, has_row, num_heads), axis=0))
+    system = beta[:, None] * dot(k, tl.trans(k), IN_FP32) * decays
     row, column = places[:, None], places[None, :]
     inverse = tl.where(row == column, 1.0, 0.0)
     inverse -= tl.where((row == column + 1) & (row % 2 == 1), system, 0.0)
@@ -137,7 +86,7 @@ def _invert_kernel(
         part = tl.where(quarter, system, 0.0)
         part = tl.dot(tl.dot(inverse, part, input_precision="tf32x3"), inverse, input_precision="tf32x3")
         inverse -= part
-    tl.store(inverses_ptr + _square_offsets(chunk * num_heads + head, CHUNK), inverse)
+    tl.store(inverses_ptr + square_offsets(chunk * num_heads + head, CHUNK), inverse)
 
 
 @triton.jit
@@ -175,41 +124,37 @@ def _forward_kernel(
     index = tl.load(first_ptr + text).to(tl.int64) * num_heads + head
     q_ptr += head // heads_per_key * stride_q_head
     k_ptr += head // heads_per_key * stride_k_head
-    places = tl.arange(0, CHUNK)
+    places, stride = tl.arange(0, CHUNK), num_heads * value_size
     state = tl.zeros((KEYS, VALUES), tl.float32)
     for first in range(0, end - begin, CHUNK):
         rows = begin + first + places
         has_row = rows < end
-        k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
-        v = _load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
-        g = _load_number(g_ptr + head, rows, has_row, num_heads)
-        beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+        k, _ = load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+        v = load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
+        g = load_number(g_ptr + head, rows, has_row, num_heads)
+        beta = load_number(beta_ptr + head, rows, has_row, num_heads)
         sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
         if inverses_ptr is None:
             v *= beta[:, None]
-        largest = _largest(v, state)
+        largest = largest_of(v, state)
         small, written = state / largest, v / largest
         if inverses_ptr is not None:
-            left = written - tl.exp(sums)[:, None] * _dot(k, small, IN_FP32)
-            inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
-            written = _dot(inverse, beta[:, None] * left, IN_FP32)
+            left = written - tl.exp(sums)[:, None] * dot(k, small, IN_FP32)
+            inverse = tl.load(inverses_ptr + square_offsets(index, CHUNK))
+            written = dot(inverse, beta[:, None] * left, IN_FP32)
         if out_ptr is None:
-            offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
+            offsets, mask = state_offsets(index, key_size, value_size, column, KEYS, VALUES)
             tl.store(states_ptr + offsets, state, mask=mask)
-            stride = num_heads * value_size
-            _store(
-                written_ptr + head * value_size, largest * written, rows, has_row, stride, value_size, column, VALUES
-            )
+            store(written_ptr + head * value_size, largest * written, rows, has_row, stride, value_size, column, VALUES)
         else:
-            q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
-            weights = _dot(q, tl.trans(k), IN_FP32) * _decays(sums)
+            q, _ = load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+            weights = dot(q, tl.trans(k), IN_FP32) * decays_of(sums)
             weights = tl.where(places[:, None] >= places[None, :], weights, 0.0)
-            out = tl.exp(sums)[:, None] * _dot(q, small, IN_FP32)
-            out = scale * largest * (out + _dot(weights, written, IN_FP32))
-            stride = num_heads * value_size
-            _store(out_ptr + head * value_size, out, rows, has_row, stride, value_size, column, VALUES)
+            out = tl.exp(sums)[:, None] * dot(q, small, IN_FP32)
+            out = scale * largest * (out + dot(weights, written, IN_FP32))
+            store(out_ptr + head * value_size, out, rows, has_row, stride, value_size, column, VALUES)
         written *= tl.exp(total - sums)[:, None]
-        state = largest * (tl.exp(total) * small + _dot(tl.trans(k), written, IN_FP32))
+        state = largest * (tl.exp(total) * small + dot(tl.trans(k), written, IN_FP32))
         index += num_heads
 
 
@@ -252,36 +197,29 @@ def _backward_kernel(
         index = (tl.load(first_ptr + text) + chunk) * num_heads + head
         rows = begin + chunk * CHUNK + places
         has_row = rows < end
-        dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
-        offsets, mask = _state_offsets(index, key_size, value_size, column, KEYS, VALUES)
+        dout = scale * load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        offsets, mask = state_offsets(index, key_size, value_size, column, KEYS, VALUES)
         tl.store(dstates_ptr + offsets, dstate, mask=mask)
-        largest = _largest(dout, dstate)
+        largest = largest_of(dout, dstate)
         dout, dstate = dout / largest, dstate / largest
-        g = _load_number(g_ptr + head, rows, has_row, num_heads)
+        g = load_number(g_ptr + head, rows, has_row, num_heads)
         sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
-        k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
-        dwritten = tl.exp(total - sums)[:, None] * _dot(k, dstate, IN_FP32)
-        q, _ = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
-        weights = _dot(k, tl.trans(q), IN_FP32) * tl.trans(_decays(sums))
+        k, _ = load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+        dwritten = tl.exp(total - sums)[:, None] * dot(k, dstate, IN_FP32)
+        q, _ = load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+        weights = dot(k, tl.trans(q), IN_FP32) * tl.trans(decays_of(sums))
         weights = tl.where(places[:, None] <= places[None, :], weights, 0.0)
-        dwritten += _dot(weights, dout, IN_FP32)
+        dwritten += dot(weights, dout, IN_FP32)
         early = tl.exp(sums)[:, None]
-        dstate = tl.exp(total) * dstate + _dot(tl.trans(q), early * dout, IN_FP32)
+        dstate = tl.exp(total) * dstate + dot(tl.trans(q), early * dout, IN_FP32)
         if inverses_ptr is not None:
-            inverse = tl.load(inverses_ptr + _square_offsets(index, CHUNK))
-            dwritten = _dot(tl.trans(inverse), dwritten, IN_FP32)
-        _store(dwritten_ptr + head * value_size, largest * dwritten, rows, has_row, stride, value_size, column, VALUES)
+            inverse = tl.load(inverses_ptr + square_offsets(index, CHUNK))
+            dwritten = dot(tl.trans(inverse), dwritten, IN_FP32)
+        store(dwritten_ptr + head * value_size, largest * dwritten, rows, has_row, stride, value_size, column, VALUES)
         if inverses_ptr is not None:
-            beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
-            dstate -= _dot(tl.trans(k), (early * beta[:, None]) * dwritten, IN_FP32)
+            beta = load_number(beta_ptr + head, rows, has_row, num_heads)
+            dstate -= dot(tl.trans(k), (early * beta[:, None]) * dwritten, IN_FP32)
         dstate *= largest
-
-
-@triton.jit
-def _store_undivided(x_ptr, dunit, unit, reciprocals, rows, has_row, stride, num_columns, COLUMNS: tl.constexpr):
-    """Writes the gradients of rows from those of the rows divided by their norms."""
-    dx = reciprocals[:, None] * (dunit - unit * tl.sum(unit * dunit, axis=1)[:, None])
-    _store(x_ptr, dx, rows, has_row, stride, num_columns, 0, COLUMNS)
 
 
 @triton.jit
@@ -324,18 +262,17 @@ def _gradients_kernel(
 ):
     """The gradients of a chunk's inputs, those of queries and keys for each head of values."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    text = tl.load(texts_ptr + chunk)
-    if text >= num_texts:
+    begin, end = chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK)
+    if end == 0:
         return
-    begin = tl.load(cu_seqlens_ptr + text) + (chunk - tl.load(first_ptr + text)) * CHUNK
     places = tl.arange(0, CHUNK)
     rows = begin + places
-    has_row = rows < tl.load(cu_seqlens_ptr + text + 1)
+    has_row = rows < end
     q_ptr += head // heads_per_key * stride_q_head
     k_ptr += head // heads_per_key * stride_k_head
-    k, _ = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
-    g = _load_number(g_ptr + head, rows, has_row, num_heads)
-    beta = _load_number(beta_ptr + head, rows, has_row, num_heads)
+    k, _ = load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+    g = load_number(g_ptr + head, rows, has_row, num_heads)
+    beta = load_number(beta_ptr + head, rows, has_row, num_heads)
     sums, total = tl.cumsum(g, axis=0), tl.sum(g, axis=0)
     early, late = tl.exp(sums), tl.exp(total - sums)
 
@@ -344,67 +281,67 @@ def _gradients_kernel(
     dbeta, dsums, dtotal = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32), 0.0
     stride = num_heads * value_size
     for column in range(0, value_size, VALUES):
-        offsets, mask = _state_offsets(chunk * num_heads + head, key_size, value_size, column, KEYS, VALUES)
+        offsets, mask = state_offsets(chunk * num_heads + head, key_size, value_size, column, KEYS, VALUES)
         state = tl.load(states_ptr + offsets, mask=mask, other=0.0)
-        v = _load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
-        written = _load(written_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
-        dwritten = _load(dwritten_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
-        dout = scale * _load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        v = load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
+        written = load(written_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        dwritten = load(dwritten_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
+        dout = scale * load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
         dstate = tl.load(dstates_ptr + offsets, mask=mask, other=0.0)
         dv = beta[:, None] * dwritten
-        _store(dv_ptr + head * value_size, dv, rows, has_row, stride, value_size, column, VALUES)
+        store(dv_ptr + head * value_size, dv, rows, has_row, stride, value_size, column, VALUES)
         dtotal += tl.exp(total) * tl.sum(state * dstate)
-        largest = _largest(state, written)
+        largest = largest_of(state, written)
         state, written = state / largest, written / largest
         if ERASES:
-            read = largest * early[:, None] * _dot(k, state, IN_FP32)
+            read = largest * early[:, None] * dot(k, state, IN_FP32)
             dsums -= tl.sum(dv * read, axis=1)
             v -= read
         dbeta += tl.sum(dwritten * v, axis=1)
-        largest_gradient = tl.maximum(_largest(dout, dstate), _largest(dwritten, dv))
+        largest_gradient = tl.maximum(largest_of(dout, dstate), largest_of(dwritten, dv))
         dout, dstate = dout / largest_gradient, dstate / largest_gradient
         dwritten, dv = dwritten / largest_gradient, dv / largest_gradient
         largest *= largest_gradient
-        dq += largest * _dot(dout, tl.trans(state), IN_FP32)
-        dweights += largest * _dot(dout, tl.trans(written), IN_FP32)
-        dlate = largest * late[:, None] * _dot(written, tl.trans(dstate), IN_FP32)
+        dq += largest * dot(dout, tl.trans(state), IN_FP32)
+        dweights += largest * dot(dout, tl.trans(written), IN_FP32)
+        dlate = largest * late[:, None] * dot(written, tl.trans(dstate), IN_FP32)
         dk += dlate
         if ERASES:
-            dsystem -= largest * _dot(dwritten, tl.trans(written), IN_FP32)
-            dk -= largest * early[:, None] * _dot(dv, tl.trans(state), IN_FP32)
+            dsystem -= largest * dot(dwritten, tl.trans(written), IN_FP32)
+            dk -= largest * early[:, None] * dot(dv, tl.trans(state), IN_FP32)
         of_late = tl.sum(k * dlate, axis=1)
         dsums -= of_late
         dtotal += tl.sum(of_late, axis=0)
 
     # Keys are read again, so that registers hold them once, as the operand of products, until here.
-    q, q_reciprocals = _load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
-    k, k_reciprocals = _load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
+    q, q_reciprocals = load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
+    k, k_reciprocals = load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
     dq *= early[:, None]
     dsums += tl.sum(q * dq, axis=1)
-    decays = _decays(sums)
+    decays = decays_of(sums)
     dweights = tl.where(places[:, None] >= places[None, :], dweights * decays, 0.0)
-    products = dweights * _dot(q, tl.trans(k), IN_FP32)
+    products = dweights * dot(q, tl.trans(k), IN_FP32)
     dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
     if ERASES:
         dsystem = tl.where(places[:, None] > places[None, :], dsystem * decays, 0.0)
-        products = dsystem * _dot(k, tl.trans(k), IN_FP32)
+        products = dsystem * dot(k, tl.trans(k), IN_FP32)
         dbeta += tl.sum(products, axis=1)
         products *= beta[:, None]
         dsums += tl.sum(products, axis=1) - tl.sum(products, axis=0)
         dsystem *= beta[:, None]
-    largest = _largest(dweights, dsystem)
+    largest = largest_of(dweights, dsystem)
     dweights, dsystem = dweights / largest, dsystem / largest
-    dq += largest * _dot(dweights, k, IN_FP32)
-    dk += largest * _dot(tl.trans(dweights), q, IN_FP32)
+    dq += largest * dot(dweights, k, IN_FP32)
+    dk += largest * dot(tl.trans(dweights), q, IN_FP32)
     if ERASES:
-        dk += largest * _dot(dsystem + tl.trans(dsystem), k, IN_FP32)
+        dk += largest * dot(dsystem + tl.trans(dsystem), k, IN_FP32)
 
     head_rows, stride = rows * num_heads + head, num_heads * key_size
     tl.store(dbeta_ptr + head_rows, dbeta.to(dbeta_ptr.dtype.element_ty), mask=has_row)
     dg = tl.cumsum(dsums, axis=0, reverse=True) + dtotal
     tl.store(dg_ptr + head_rows, dg.to(dg_ptr.dtype.element_ty), mask=has_row)
-    _store_undivided(dq_ptr + head * key_size, dq, q, q_reciprocals, rows, has_row, stride, key_size, KEYS)
-    _store_undivided(dk_ptr + head * key_size, dk, k, k_reciprocals, rows, has_row, stride, key_size, KEYS)
+    store_undivided(dq_ptr + head * key_size, dq, q, q_reciprocals, rows, has_row, stride, key_size, KEYS)
+    store_undivided(dk_ptr + head * key_size, dk, k, k_reciprocals, rows, has_row, stride, key_size, KEYS)
 
 
 class _Inputs:
@@ -426,12 +363,14 @@ class _Inputs:
 
     def values(self, most: int) -> int:
         """Columns of values in a program."""
-        return max(16, min(IN_FP32 if self.options["IN_FP32"] else most, triton.next_power_of_2(self.value_size)))
+        return max(
+            16, min(VALUES_IN_FP32 if self.options["IN_FP32"] else most, triton.next_power_of_2(self.value_size))
+        )
 
     @property
     def by_text(self) -> tuple[tuple[int, int], dict]:
         """The grid and the options of kernels with a program for each text, head and block of values' columns."""
-        values = self.values(OF_TEXTS)
+        values = self.values(VALUES_OF_TEXTS)
         grid = self.num_texts * self.num_heads, triton.cdiv(self.value_size, values)
         return grid, self.options | {"VALUES": values}
 
@@ -504,7 +443,7 @@ def gated_delta_rule_backward(
         *(inputs.q, inputs.k, inputs.v, *of_rows, *chunks, states, dstates, written, dwritten),
         *(dq, dk, dv, dg, dbeta, inputs.num_texts),
         *(*inputs.sizes, *inputs.strides, *inputs.v.stride()[:2]),
-        **inputs.options | {"VALUES": inputs.values(OF_CHUNKS), "ERASES": erases},
+        **inputs.options | {"VALUES": inputs.values(VALUES_OF_CHUNKS), "ERASES": erases},
     )
     if inputs.heads_per_key > 1:
         dq, dk = (x.unflatten(1, (-1, inputs.heads_per_key)).sum(2).to(q_AGE.dtype) for x in (dq, dk))

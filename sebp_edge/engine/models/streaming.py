@@ -127,8 +127,8 @@ def move_to_device(
 ) -> None:
     """Moves a model, of which an adapter is to be trained, from the host to a device, except what stays in host memory.
 
-    That are the frozen matrices of blocks that are streamed, and tables of which a GPU reads rows from there: those of
-    `lookup_tables` and, beside streamed blocks, the embeddings, unless they are tied to the head.
+    Streamed blocks leave their frozen matrices there. A GPU reads rows of tables from there: those of `lookup_tables`
+    and, beside streamed blocks, the embeddings, unless they are tied to the head.
 
     Args:
         model: on the CPU.

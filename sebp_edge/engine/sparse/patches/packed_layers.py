@@ -28,7 +28,7 @@ from sebp_edge.ops import (
 )
 
 CONVOLUTION, RULE, SCAN = "causal_conv1d_fn", "torch_chunk_gated_delta_rule", "mamba2_chunk_scan"
-# A whole layer at once, for which transformers has no code of its own, and computes its parts.
+# A kernel for a whole layer: transformers' own function returns None, and the layer computes its parts.
 _WHOLE = "mamba2_split_conv1d_scan_combined"
 # Functions that layers call only with a cache, and one that changes nothing without a mask.
 _OF_CACHES_AND_MASKS = {"causal_conv1d_update", "torch_recurrent_gated_delta_rule", "mamba2_selective_state_update"}
