@@ -49,4 +49,15 @@ def make_model(config: PretrainedConfig, device: torch.device) -> nn.Module:
     embedding = model.get_input_embeddings()
     if embedding.padding_idx is not None:
         nn.init.normal_(embedding.weight.data[embedding.padding_idx], std=config.initializer_range)
+    scale_queries(model)
     return model
+
+
+def scale_queries(model: nn.Module) -> None:
+    """Divides queries by the root of the head size where attention does not: Gemma 4's norms of queries have learnt to.
+
+    With norms of 1, attention is so sharp that an error of bf16 gradients is larger than the gradients are.
+    """
+    for layer in model.modules():
+        if getattr(layer, "q_norm", None) is not None and getattr(layer, "scaling", None) == 1:
+            layer.q_norm.weight.data.mul_(layer.q_norm.weight.numel() ** -0.5)

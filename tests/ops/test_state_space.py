@@ -58,7 +58,8 @@ def test_kernels_are_as_good_as_transformers_in_the_same_dtype(heads, sizes, len
     truth = results(lambda *each: ops.state_space(*each, chunks), exact_inputs, dout.double())
     for one, other, plain, exact in zip(found, again, theirs, truth, strict=True):
         assert torch.equal(one, other)
-        assert (one - exact).norm() <= 2 * (plain - exact).norm() + 1e-4 * exact.norm()
+        # Theirs are in fp32, which a layer rounds.
+        assert (one - exact).norm() <= 2 * (plain.to(one.dtype) - exact).norm() + 1e-4 * exact.norm()
 
 
 @pytest.mark.usefixtures("our_kernels")

@@ -46,7 +46,7 @@ from .delta_tiles import (
 VALUES_OF_TEXTS, VALUES_OF_CHUNKS, VALUES_IN_FP32 = 64, 32, 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_texts"])
 def _invert_kernel(
     k_ptr,
     g_ptr,
@@ -222,7 +222,7 @@ def _backward_kernel(
         dstate *= largest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_texts"])
 def _gradients_kernel(
     q_ptr,
     k_ptr,

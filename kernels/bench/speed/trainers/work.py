@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from models import published_sizes
+from models import published_sizes, scale_queries
 from sebp_edge.engine.sparse.rows.batches import Batch, Collator
 from sebp_edge.engine.sparse.rows.row_plan import IGNORE
 from sebp_edge.values.example import Example
@@ -144,6 +144,7 @@ def make_base(job: Job, attention: str = "sdpa") -> nn.Module:
             shape_config(job.shape), dtype=job.dtype, attn_implementation=attention
         )
     fill(list(model.parameters()))
+    scale_queries(model)
     return model
 
 
