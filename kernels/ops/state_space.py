@@ -46,4 +46,4 @@ def state_space(
     dt_AH = dt_AH.to(wide)
     out_AHF = attend(C_AGE, B_AGE, x_AHF, dt_AH * a_H.to(wide), dt_AH * of_B_AH, chunks)
     out_AHF = out_AHF.to(wide) * (size**0.5 * of_C_AH)[..., None]
-    return (out_AHF if D_H is None else out_AHF + D_H[:, None] * x_AHF).to(x_AHF.dtype)
+    return (out_AHF if D_H is None else out_AHF + D_H.to(wide)[:, None] * x_AHF).to(x_AHF.dtype)
