@@ -70,7 +70,7 @@ class _Forward:
     def __init__(self, block: nn.Module, scores: Scores, max_dq_bytes: int | None = None):
         self._block, self._scores, self._max_dq_bytes = block, scores, max_dq_bytes
 
-    def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **inputs) -> tuple:
+    def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, **inputs) -> tuple:
         block = self._block
         if "cu_seq_lens_q" not in inputs:
             return type(block).forward(block, hidden_states, position_embeddings, **inputs)
@@ -83,10 +83,9 @@ class _Forward:
         )
         if hasattr(block, "q_norm"):
             q_AHE, k_AGE = block.q_norm(q_AHE), block.k_norm(k_AGE)
-        sequences, rotary = (
-            (inputs["cu_seq_lens_q"], inputs["max_length_q"]),
-            [angles[0] for angles in position_embeddings],
-        )
+        # Models without positions, such as Granite's hybrid ones, pass no angles.
+        rotary = position_embeddings and tuple(angles[0] for angles in position_embeddings)
+        sequences = inputs["cu_seq_lens_q"], inputs["max_length_q"]
         out_AHE = sequence_attention_(
             q_AHE, k_AGE, v_AGE, *sequences, self._scores, rotary, self._max_dq_bytes, inputs.get("prefixes")
         )
