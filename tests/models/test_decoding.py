@@ -7,11 +7,11 @@ import weakref
 import pytest
 import torch
 from builders import make_llama
-from model_families import DECODERS, MODELS, make_model
+from model_families import DECODERS, MODELS, WITH_STATES, make_model
 from transformers import BloomConfig, FalconConfig, GenerationConfig
 
 from sebp_edge import Recipe
-from sebp_edge.engine.models import captured_step, decoding
+from sebp_edge.engine.models import captured_step, decoding, shared_batches
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.decoding import Decoder, end_ids_of
@@ -23,13 +23,20 @@ from sebp_edge.errors import CannotCapture, ModelError, TextsError
 from sebp_edge.events import Notice
 
 ENDS = [7, 8, 9, 10, 11, 12]
-TOGETHER = {**MODELS, **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "opt")}}
+TOGETHER = {
+    **MODELS,
+    **WITH_STATES,
+    **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "opt")},
+}
+# Each prompt has the batch to itself.
+TOGETHER["longest row"] = lambda: make_llama(
+    rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+)
 ALONE = {
     "a recurrent state": lambda: make_model(DECODERS["recurrent-gemma"]()),
     "positions from the mask": lambda: make_model(
         BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=4, pad_token_id=2), "eager"
     ),
-    "longest row": lambda: make_llama(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}),
 }
 
 
@@ -96,7 +103,7 @@ def tiny():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longest row"])
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
     assert Decoder(model).one_by_one is None
@@ -171,19 +178,19 @@ def test_models_whose_rows_cannot_share_a_batch_are_decoded_one_by_one(reason):
     assert len(checks) >= sum(map(len, found))
 
 
-@pytest.mark.parametrize("family", [*MODELS, *ALONE])
+@pytest.mark.parametrize("family", [*TOGETHER, *ALONE])
 def test_a_prompt_of_one_token_does_not_continue_the_text_before(family):
     draw = random.Random()
     for _ in range(2):
-        model, prompt = (MODELS | ALONE)[family]().eval(), tokens(draw, 1)
+        model, prompt = (TOGETHER | ALONE)[family]().eval(), tokens(draw, 1)
         first = decode(model, [prompt], 6, [])
         decode(model, [tokens(draw, 5)], 6, [])
         assert decode(model, [prompt], 6, []) == first
 
 
-@pytest.mark.parametrize("family", [*MODELS, *ALONE])
+@pytest.mark.parametrize("family", [*TOGETHER, *ALONE])
 def test_the_logits_after_several_tokens_are_those_of_the_whole_text(family):
-    model, draw, text = (MODELS | ALONE)[family]().eval(), random.Random(), []
+    model, draw, text = (TOGETHER | ALONE)[family]().eval(), random.Random(), []
     decoder = Decoder(model, keeps=True)
     for _ in range(8):
         text = text[: draw.randint(0, len(text))] + tokens(draw, draw.randint(1, 9))
@@ -295,8 +302,8 @@ def test_the_cache_is_within_its_bytes_and_freed_at_once(model, monkeypatch):
     caches, most = [], 20 * 58 * bytes_per_token(model)
 
     class Recorded(RowCache):
-        def __init__(self, rows, columns):
-            super().__init__(rows, columns)
+        def __init__(self, rows, columns, config):
+            super().__init__(rows, columns, config)
             self.num_columns, self.num_rows = columns, rows
             assert all(cache() is None for cache in caches)
             caches.append(weakref.ref(self))
@@ -326,7 +333,7 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
             raise CannotCapture("it waits for the GPU.")
 
     monkeypatch.setattr(decoding, "CapturedSteps", Refusing)
-    monkeypatch.setattr(decoding, "MAX_ROWS", 4)
+    monkeypatch.setattr(shared_batches, "MAX_ROWS", 4)
     decoder = Decoder(model, on_event=notices.append)
     decoder._captures = True
     prompts, ends, expected = each_alone("llama")
@@ -336,14 +343,16 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "column_step", "cells"), [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999)]
+    ("family", "column_step", "cells"),
+    [("gemma3", 1, 0), ("llama", 7, 0), ("gemma3", 128, 0), ("gemma3", 1, 9999), ("qwen3.5", 7, 0)],
 )
 def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, cells, plain_steps, monkeypatch):
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
     prompts, ends, expected = each_alone(family)
-    monkeypatch.setattr(decoding, "MAX_ROWS", 9)
-    decoder = Decoder(MODELS[family]().eval())
+    monkeypatch.setattr(shared_batches, "MAX_ROWS", 9)
+    monkeypatch.setattr(shared_batches, "MAX_ROWS_WITH_STATES", 9)
+    decoder = Decoder(TOGETHER[family]().eval())
     decoder._captures = True
     assert decoder.decode(prompts, ends, greedy(10)) == expected
     assert max(step.num_rows for step in plain_steps) <= 9
@@ -351,7 +360,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", [name for name in MODELS if name != "gemma2"])
+@pytest.mark.parametrize("family", [name for name in (*MODELS, *WITH_STATES) if name != "gemma2"])
 @pytest.mark.parametrize("max_rows", [3, 64])
 def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypatch):
     captures, notices = [], []
@@ -362,8 +371,9 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
             captures.append(1)
 
     monkeypatch.setattr(captured_step, "_StepGraph", Counted)
-    model, prompts = MODELS[family]().eval().cuda(), make_prompts()
-    monkeypatch.setattr(decoding, "MAX_ROWS", max_rows)
+    model, prompts = TOGETHER[family]().eval().cuda(), make_prompts()
+    monkeypatch.setattr(shared_batches, "MAX_ROWS", max_rows)
+    monkeypatch.setattr(shared_batches, "MAX_ROWS_WITH_STATES", max_rows)
     eager, captured = (Decoder(model, on_event=notices.append) for _ in range(2))
     eager._captures = False
     expected = eager.decode(prompts, ENDS, greedy(10))

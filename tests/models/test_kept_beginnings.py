@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from builders import make_llama
 from model_families import DECODERS, MODELS, WITH_STATES, make_model
 
 from sebp_edge import Recipe
+from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models import decoding
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
@@ -158,6 +160,20 @@ def test_a_model_in_use_computes_everything_again_after_each_change(two_layer_fo
     assert not in_use._decoders
 
 
+@pytest.mark.parametrize("family", ["llama", *WITH_STATES])
+def test_a_pass_that_was_stopped_is_computed_again(family, monkeypatch):
+    model, text = (MODELS | WITH_STATES)[family]().eval(), [*COMMON, 20, 21]
+    decoder = Decoder(model, keeps=True)
+    monkeypatch.setattr(decoding, "KEPT_SECONDS", 0.0)  # so that it is stopped between blocks
+    expected = model(torch.tensor([text])).logits[0, -1:]
+    for calls in range(4):
+        write(decoder, [*COMMON, 30])
+        stop = Mock(side_effect=[*[None] * calls, StopRequested])
+        with pytest.raises(StopRequested):
+            decoder.decode([text], [], Sampling(9, temperature=0), check=stop)
+        torch.testing.assert_close(decoder.next_logits(text, 1), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_failed_call_and_a_batch_keep_nothing(sizes):
     model = make_llama().eval()
     decoder = Decoder(model, keeps=True)
@@ -183,8 +199,10 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert decoder._cache is None
 
 
-def test_a_larger_cache_takes_over_what_is_kept(sizes):
-    model = make_llama(max_position_embeddings=1024).eval()
+@pytest.mark.parametrize("family", ["llama", *WITH_STATES])
+def test_a_larger_cache_takes_over_what_is_kept(family, sizes):
+    model = (MODELS | WITH_STATES)[family]().eval()
+    model.config.max_position_embeddings = 1024
     decoder, long = Decoder(model, keeps=True), COMMON * 10
     found = sizes(model)
     write(decoder, long[:100])

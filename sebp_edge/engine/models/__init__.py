@@ -23,8 +23,8 @@ adaptation, lora, full
                        attach, save, restore and detach trained weights
 generation, sampling   generate and stream texts, and the options
 decoding               the decoder of all texts
-prefix_groups, row_cache, captured_step, single_rows, beginning
-                       which prompts share a prefix, their keys and values, CUDA graphs of a step; transformers'
-                       loop for models whose rows cannot share a batch, and products of single rows on the CPU; what
-                       such a model keeps of a prompt
+shared_batches         which models' prompts are decoded together, and how many
+prefix_groups, row_cache, captured_step, single_rows
+                       which prompts share a prefix, their keys, values and states, CUDA graphs of a step;
+                       transformers' loop for other models, and products of single rows on the CPU
 """

@@ -54,9 +54,9 @@ class CapturedSteps:
         fill = [0] * (rows - len(last))
         tokens = torch.tensor([last + fill, positions + fill])
         if (rows, columns) not in self._captured:
-            self._captured[rows, columns] = _StepGraph(
-                tokens.to(self._device), functools.partial(self._step, width=columns), self._pool
-            )
+            step = functools.partial(self._step, width=columns)
+            with self._cache.unmoved():
+                self._captured[rows, columns] = _StepGraph(tokens.to(self._device), step, self._pool)
         return self._captured[rows, columns](tokens)[: len(last)]
 
 
@@ -69,7 +69,7 @@ class _StepGraph:
         device = tokens.device
         side, current = side_stream(device), torch.cuda.current_stream(device)
         side.wait_stream(current)
-        # A first run initialises libraries; it writes the same keys and values as the replay.
+        # A first run initialises libraries; it writes the same keys and values as the replay, and moves states on.
         with torch.cuda.stream(side), without_autocast_cache(device):
             step(ids, positions)
         current.wait_stream(side)

@@ -18,20 +18,17 @@ from transformers import PreTrainedModel
 
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.architecture import blocks_of
-from sebp_edge.engine.models.beginning import Beginning, goes_on
 from sebp_edge.engine.models.captured_step import CapturedSteps
 from sebp_edge.engine.models.loading import refuse_unknown_tokens
 from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
-from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, masks, needs_no_mask, no_masks, why_not_rows
+from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, has_states, masks, needs_no_mask, no_masks
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampler, Sampling
+from sebp_edge.engine.models.shared_batches import max_rows, why_not_rows
 from sebp_edge.engine.models.single_rows import decode_alone, threaded_linears
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
 
-# The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
-# rows 17 times as fast.
-MAX_ROWS = 64
 # The most bytes of keys and values, unless a single prompt needs more; and of those that are kept between calls.
 MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
 # The most tokens of one pass through the model before the first new token, filled up or not.
@@ -48,6 +45,9 @@ MAX_FILLED_UP = 64
 MAX_REPLAYED = 4
 # The logits after so many tokens are kept at most.
 MAX_KEPT_LOGITS = 8
+# So many tokens before a prompt's last become others as the text goes on. States cannot go back, so a copy is kept of
+# those before them.
+UNSETTLED = 8
 # Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
 COLUMNS = 128
 
@@ -85,27 +85,26 @@ class Decoder:
     Rows that have ended leave their batch as soon as they are half of it. On a GPU, steps are captured as CUDA graphs,
     unless the model cannot be captured, which a Notice says.
 
-    Where rows of different lengths cannot share a batch exactly, prompts are decoded one by one instead, in
-    transformers' loop: in models with a recurrent state, chunked attention or caches of other things than keys and
-    values, and if positions are read from masks, a rotary embedding depends on the batch's longest row, or an attention
-    implementation takes no masks. `one_by_one` says so.
+    Where a `RowCache` does not hold what a model has computed, or not exactly, prompts are decoded one by one instead,
+    in transformers' loop, and nothing is kept.
 
     Args:
         keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
             tells that weights, an adapter, hooks or settings have changed: the owner of the model makes a new decoder
             then.
+
+    Attributes:
+        one_by_one: why prompts are decoded one by one; None if a `RowCache` serves.
     """
 
     def __init__(self, model: PreTrainedModel, *, keeps: bool = False, on_event: Sink = silent):
         self._model, self._on_event = without_adapter(model), on_event  # whose layers keep the adapter
+        config = self._model.config.get_text_config()
+        self.one_by_one = why_not_rows(self._model)
+        self._max_rows, self._has_states = max_rows(config), has_states(config)
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
         self._keeps, self._holds = keeps, False
         self._forget()
-
-    @property
-    def one_by_one(self) -> str | None:
-        """Why prompts are decoded one by one; None if they are decoded together."""
-        return why_not_rows(self._model)
 
     @torch.no_grad()
     def decode(
@@ -162,10 +161,8 @@ class Decoder:
         self.room_after(prompt)
         with self._computing(check):
             if self.one_by_one is not None:
-                cache = self._beginning and self._beginning.after(self._model, prompt[: len(prompt) - count + 1])
-                ids = torch.tensor([prompt[-count:] if cache else prompt], device=self._model.device)
-                options = {"past_key_values": cache, "use_cache": cache is not None}
-                logits = self._model(input_ids=ids, **options).logits[0, -count:].float()
+                ids = torch.tensor([prompt], device=self._model.device)
+                logits = self._model(input_ids=ids, use_cache=False).logits[0, -count:].float()
                 self._check()
             else:
                 logits = self._kept_or_next_logits(prompt, range(len(prompt) - count, len(prompt)))
@@ -202,6 +199,9 @@ class Decoder:
             with threaded_linears(self._model), self._checking():
                 yield
         except StopRequested:
+            if self._cache is not None:
+                # The pass that was stopped may have moved on the states of some layers.
+                self._kept = self._kept[: self._cache.go_back(len(self._kept), None)]
             self._keep()
             raise
         except BaseException:
@@ -232,44 +232,37 @@ class Decoder:
                     self._check()
                     return self._add_next([row], logits)[0]
 
-                decode_alone(self._model, row.prompt, row.left, add_next, self._beginning if len(rows) == 1 else None)
+                decode_alone(self._model, row.prompt, row.left, add_next)
             return
         for batch in self._batches(rows) if rows else []:
             self._decode(batch, [rows[number] for number in batch.numbers])
 
     def _keep(self) -> None:
         """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""
-        if self._beginning and len(self._beginning.tokens) * bytes_per_token(self._model) > MAX_KEPT_BYTES:
-            self._forget()
         if self._cache is None:
             return
         if self._holds:
             self.forget_texts()
             return
-        size = self._cache.rows * self._cache.columns * bytes_per_token(self._model)
-        if not self._keeps or not self._kept or size > MAX_KEPT_BYTES:
+        if not self._keeps or not self._kept or self._cache.nbytes > MAX_KEPT_BYTES:
             self._forget()
 
     def forget_texts(self) -> None:
         """Forgets what prompts have computed, since weights have changed in place; graphs stay."""
         self._kept, self._kept_logits = [], {}
-        self._beginning = self._beginning and Beginning()
 
     def _forget(self) -> None:
         self._cache: RowCache | None = None
         self._captured: CapturedSteps | None = None
         self._kept: list[int] = []  # the tokens whose keys and values are in the cache, if it has a single row
         self._kept_logits: dict[int, Tensor] = {}  # those after some of these tokens, by their positions
-        # What is kept instead of a model whose prompts are decoded one by one.
-        is_kept = self._keeps and self.one_by_one is not None and goes_on(self._model)
-        self._beginning = Beginning() if is_kept else None
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
         columns = [len(row.prompt) + row.left for row in rows]
         max_cells = MAX_CACHE_BYTES // bytes_per_token(self._model)
-        largest_group = max(1, min(MAX_ROWS, max_cells // max(columns)))
+        largest_group = max(1, min(self._max_rows, max_cells // max(columns)))
         groups = group_by_prefix([row.prompt for row in rows], largest_group)
-        return make_batches(groups, columns, MAX_ROWS, max_cells)
+        return make_batches(groups, columns, self._max_rows, max_cells)
 
     def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
         is_alone = len(rows) == 1
@@ -326,12 +319,14 @@ class Decoder:
         The first `known` tokens of the prompt are kept; those after them are forgotten.
         """
         cache = self._cache
+        if cache is not None:
+            known = cache.go_back(known, len(self._kept))
         if rows == 1:
             columns = -(-columns // COLUMNS) * COLUMNS
         if cache is None or cache.columns < columns or cache.rows < rows or cache.columns > 2 * columns:
             last = cache if known else None
             self._cache = self._captured = cache = None
-            self._cache = RowCache(rows, columns)
+            self._cache = RowCache(rows, columns, self._model.config.get_text_config())
             if last is not None:
                 self._cache.take(last, known)
         self._kept = self._kept[:known]
@@ -351,7 +346,7 @@ class Decoder:
             begin = end
         longest = max(len(tokens) for tokens, start in rest)
         fits_into_one = not self._is_on_cpu and len(rest) * longest <= FILL_TOKENS
-        most = longest if fits_into_one else MAX_FILLED_UP
+        most = 0 if self._has_states else longest if fits_into_one else MAX_FILLED_UP
         for at, (tokens, start) in enumerate(rest):
             if len(tokens) > most:
                 self._fill(at, [tokens], [start])
@@ -384,10 +379,16 @@ class Decoder:
         ids, positions, columns = (each.to(self._model.device) for each in (ids, positions, columns))
         if len(tokens) == 1:
             columns = slice(width - longest, width)
-        return self._forward(rows, ids, positions, columns, width, count)
+        return self._forward(rows, ids, positions, columns, width, count, begins=not any(starts))
 
     def _fill_row(self, prompt: list[int], count: int) -> Tensor:
-        """Computes the keys and values of a single prompt that are not kept; returns its last `count` logits."""
+        """Computes what is not kept of a single prompt; returns its last `count` logits."""
+        if self._has_states and self._keeps:
+            settled = len(prompt) - max(1 + UNSETTLED, count)
+            if settled > len(self._kept):
+                self._fill(0, [prompt[len(self._kept) : settled]], [len(self._kept)])
+                self._kept = prompt[:settled]
+                self._cache.settle(settled)
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
         most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
         size = 1 if is_replayed else most
@@ -422,11 +423,19 @@ class Decoder:
         return self._forward(slice(0, len(ids)), ids, positions, positions, width)
 
     def _forward(
-        self, rows: slice, ids: Tensor, positions: Tensor, columns: Tensor | slice, width: int, count: int = 1
+        self,
+        rows: slice,
+        ids: Tensor,
+        positions: Tensor,
+        columns: Tensor | slice,
+        width: int,
+        count: int = 1,
+        *,
+        begins: bool = False,
     ) -> Tensor:
         """Passes tokens through the model; returns the logits of the last columns, fp32 [rows * count, vocabulary]."""
         self._pass_began = time.thread_time()
-        self._cache.select(rows, columns, width)
+        self._cache.select(rows, columns, width, begins=begins)
         # transformers repeats the keys of grouped heads if there is a mask. A captured step has columns to mask.
         is_bare = isinstance(columns, slice) and ids.numel() == 1 and needs_no_mask(self._model, width)
         logits = self._model(

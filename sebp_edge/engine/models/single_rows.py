@@ -19,18 +19,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from sebp_edge.engine.models.beginning import Beginning
-
 # Smaller weights are read sooner than threads are woken.
 MIN_ELEMENTS = 2**16
 
 
 def decode_alone(
-    model: PreTrainedModel,
-    prompt: list[int],
-    max_new_tokens: int,
-    add_next: Callable[[Tensor], int | None],
-    beginning: Beginning | None = None,
+    model: PreTrainedModel, prompt: list[int], max_new_tokens: int, add_next: Callable[[Tensor], int | None]
 ) -> None:
     """Passes the logits of each next token, [1, vocabulary], to `add_next`, until that returns no token."""
     step = _Step(add_next)
@@ -46,7 +40,6 @@ def decode_alone(
         model.generate(
             input_ids,
             attention_mask=torch.ones_like(input_ids),
-            past_key_values=beginning and beginning.after(model, prompt),
             generation_config=config,
             logits_processor=LogitsProcessorList([step]),
             stopping_criteria=StoppingCriteriaList([_Ended(step)]),

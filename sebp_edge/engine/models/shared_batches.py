@@ -1,0 +1,102 @@
+"""Which models' prompts are decoded together in a `RowCache`, and how many at once.
+
+What is known of the classes of transformers decides for keys and values. How a model passes states on is its own code:
+a small copy of it is tried.
+"""
+
+import functools
+import inspect
+from typing import NamedTuple
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from sebp_edge.engine.models.row_cache import LAYERS, RowCache, has_states, kinds_of_layers, layer_types, masks
+from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy
+
+# The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
+# rows 17 times as fast. The states of a row take more than keys and values of many tokens: 19 MB in Qwen3.5-0.8B.
+MAX_ROWS, MAX_ROWS_WITH_STATES = 64, 8
+# Attention with these takes any mask; other implementations read lengths instead.
+ATTENTIONS = ("sdpa", "eager")
+# Rotary embeddings of these kinds depend on the longest row of a batch.
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+# Passes of a trial: row, first token and end. Each row goes on after another one, within the reach of convolutions.
+PASSES = ((0, 0, 3), (1, 0, 2), (0, 3, 13), (1, 2, 5))
+
+
+def why_not_rows(model: PreTrainedModel) -> str | None:
+    """Returns why a model's prompts cannot be computed in the rows of a `RowCache`; None if they can."""
+    config = model.config.get_text_config()
+    if set(kinds_of_layers(config)) - LAYERS.keys():
+        return "its cache has more than keys, values and states"
+    if "chunked_attention" in layer_types(config):
+        return "its attention has other masks than causal ones and windows"
+    if getattr(config, "alibi", False) or "position_ids" not in inspect.signature(model.forward).parameters:
+        return "it takes positions from the mask"
+    if config._attn_implementation not in ATTENTIONS:
+        return f"its attention implementation, {config._attn_implementation}, takes no prepared masks"
+    if has_states(config) or model._is_stateful:
+        tried = _Tried(type(model), config.to_json_string(use_diff=False), config)
+        return None if _goes_on(tried) else "it has a recurrent state"
+    return None if model._can_compile_fullgraph else "transformers does not run it with prepared masks"
+
+
+def max_rows(config: PretrainedConfig) -> int:
+    """Returns how many prompts are decoded together at most."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {options.get("rope_type") for options in (rope, *rope.values()) if isinstance(options, dict)}
+    if kinds & LENGTH_DEPENDENT:
+        return 1
+    return MAX_ROWS_WITH_STATES if has_states(config) else MAX_ROWS
+
+
+class _Tried(NamedTuple):
+    """What a trial depends on; `config` has the values."""
+
+    kind: type[PreTrainedModel]
+    values: str
+    config: PretrainedConfig
+
+    def __eq__(self, other) -> bool:
+        return self[:2] == other[:2]
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
+
+
+@functools.lru_cache(maxsize=16)
+@torch.no_grad()
+def _goes_on(tried: _Tried) -> bool:
+    """Whether a small copy's rows have the same logits part by part, with other rows in between, as each one whole."""
+    draw = torch.Generator().manual_seed(0)
+    try:
+        model = small_copy(tried.config, tried.kind).model
+        for parameter in model.parameters():  # fresh ones are so small that little shows
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+        ids = torch.randint(1, VOCABULARY, (2, 15), generator=draw)
+        expected = model(ids, use_cache=False).logits
+        cache = RowCache(2, ids.shape[1], model.config.get_text_config())
+        for row, begin, end in PASSES:
+            cache.select(slice(row, row + 1), slice(begin, end), end, begins=begin == 0)
+            found = _pass(model, cache, ids[row : row + 1, begin:end], torch.arange(begin, end)[None], end)
+            if not _agree(found[0], expected[row, begin:end]):
+                return False
+        for places in ((13, 5), (14, 6)):  # one step of both
+            at = torch.tensor(places)[:, None]
+            cache.select(slice(0, 2), at, max(places) + 1)
+            found = _pass(model, cache, ids.gather(1, at), at, max(places) + 1)
+            if not _agree(found[:, 0], expected[[0, 1], places]):
+                return False
+    except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
+        return False
+    return True
+
+
+def _pass(model: PreTrainedModel, cache: RowCache, ids: torch.Tensor, at: torch.Tensor, width: int) -> torch.Tensor:
+    options = {"attention_mask": masks(model, at, width), "position_ids": at, "past_key_values": cache}
+    return model(input_ids=ids, **options, use_cache=True).logits
+
+
+def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return bool((found - expected).norm() <= 1e-4 * expected.norm())
