@@ -7,11 +7,12 @@ On an NVIDIA GPU in bf16 or fp16 one Function includes the rotation (Su et al. 2
 kept, and the projections' backward pass finds dq, dk and dv as one matrix. Short sequences take our own kernels, one
 launch forward and one backward, which rotate keys in registers and only queries in place. Longer ones, and all with
 dropout, take torch's variable-length flash attention (Dao 2023), whose backward pass gets a few heads at a time if
-memory is short. Heads larger than it takes, without a window, take torch's memory-efficient attention (Rabe and Staats
-2021). Elsewhere, and with a softcap, torch attends sequence by sequence, which waits for a GPU.
+memory is short. Elsewhere, and with a softcap, torch attends sequence by sequence, which waits for a GPU.
 
 A sequence may continue another one, its prefix, so that what several begin with is computed once. Our own kernels take
-these at any length: flash attention's sequences have their own keys only.
+these at any length, since flash attention's sequences have their own keys only; and heads of 512, which are too large
+for it. torch's memory-efficient attention takes those, but its backward pass fills up all sequences to the longest one,
+6 kB for a row of each head: 4.5 GB for 4,096 tokens of short notes.
 
 Shapes: A rows, H heads, G key/value heads, E head size, S sequences, L rows of one sequence.
 """
@@ -131,10 +132,11 @@ def sequence_attention_(
         raise ValueError("Prefixes need causal attention: without it their rows would see what continues them.")
     cos, sin = rotary or (None, None)
     if scores.softcap is None:
-        is_short = prefixes is not None or max_len <= MAX_SHORT_LENGTH
-        if is_short and not scores.dropout and backend.runs_short_attention(q_AHE, k_AGE, v_AGE):
+        runs_flash = prefixes is None and backend.runs_flash_attention(q_AHE)
+        is_ours = not scores.dropout and (max_len <= MAX_SHORT_LENGTH or not runs_flash)
+        if is_ours and backend.runs_short_attention(q_AHE, k_AGE, v_AGE):
             return _ShortAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, prefixes)
-        if prefixes is None and backend.runs_flash_attention(q_AHE):
+        if runs_flash:
             return _FlashAttention.apply(q_AHE, k_AGE, v_AGE, cos, sin, cu_seqlens, max_len, scores, max_dq_bytes)
     dtype = q_AHE.dtype
     if q_AHE.device.type == "cpu" and dtype == torch.bfloat16:
@@ -142,8 +144,6 @@ def sequence_attention_(
         q_AHE, k_AGE, v_AGE = q_AHE.float(), k_AGE.float(), v_AGE.float()
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, cos, sin), reference.rotate(k_AGE, cos, sin)
-    if scores == Scores(scores.scale, causal=scores.causal) and prefixes is None and backend.runs_large_heads(q_AHE):
-        return _attention_of_large_heads(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, prefixes).to(dtype)
 
 
@@ -236,18 +236,6 @@ def _head_groups(
     ratio = num_heads // num_kv_heads
     bounds = pairwise(num_kv_heads * index // num_groups for index in range(num_groups + 1))
     return [(slice(ratio * begin, ratio * end), slice(begin, end)) for begin, end in bounds]
-
-
-def _attention_of_large_heads(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len: int, scores: Scores) -> Tensor:
-    # A view for the heads that share a single key/value head; else a copy.
-    group = q_AHE.shape[1] // k_AGE.shape[1]
-    k_AHE, v_AHE = (x.unsqueeze(2).expand(-1, -1, group, -1).flatten(1, 2) for x in (k_AGE, v_AGE))
-    states, max_len = (q_AHE[None], k_AHE[None], v_AHE[None]), min(max_len, len(q_AHE))
-    # torch's numbers of the masks: 1 is causal, from the first row of a sequence.
-    options = {"scale": scores.scale, "compute_log_sumexp": True}
-    return torch.ops.aten._efficient_attention_forward(
-        *states, None, cu_seqlens, cu_seqlens, max_len, max_len, scores.dropout, int(scores.causal), **options
-    )[0].squeeze(0)
 
 
 def _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores: Scores, prefixes: Prefixes | None = None) -> Tensor:

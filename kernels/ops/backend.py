@@ -86,8 +86,8 @@ def has_triton() -> bool:
 
 
 def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor) -> bool:
-    """Whether our attention kernels can compute with these: where torch's flash attention can, and most heads."""
-    if not (runs_flash_attention(q_AHE) and runs_kernels(q_AHE)):
+    """Whether our attention kernels can compute with these: where flash attention runs, and heads of some sizes."""
+    if not (_runs_attention(q_AHE) and runs_kernels(q_AHE)):
         return False
     return q_AHE.shape[-1] in HEAD_SIZES and all(x.stride(-1) == 1 for x in (q_AHE, k_AGE, v_AGE))
 
@@ -95,11 +95,6 @@ def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor) -> bool:
 def runs_flash_attention(q_AHE: Tensor) -> bool:
     """Whether torch's flash attention takes these queries: half precision, on an NVIDIA GPU since Ampere."""
     return _runs_attention(q_AHE) and q_AHE.shape[-1] <= 256
-
-
-def runs_large_heads(q_AHE: Tensor) -> bool:
-    """Whether there are queries, which torch's memory-efficient attention takes and flash attention does not."""
-    return _runs_attention(q_AHE) and q_AHE.shape[-1] > 256 and len(q_AHE) > 0
 
 
 def _runs_attention(q_AHE: Tensor) -> bool:

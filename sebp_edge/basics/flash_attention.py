@@ -1,9 +1,10 @@
 """Sizes of attention's kernels, which both the operations and the memory plan need, and which need no torch."""
 
-# The longest sequence that our attention kernels take, in tokens; torch's flash attention takes longer ones.
+# The longest sequence that our attention kernels take, in tokens; torch's flash attention takes longer ones, unless
+# heads are too large for it.
 MAX_SHORT_LENGTH = 128
 # The sizes of heads that they take.
-HEAD_SIZES = (32, 64, 128, 256)
+HEAD_SIZES = (32, 64, 128, 256, 512)
 # Flash attention accumulates dq in fp32, with this many extra rows per sequence.
 EXTRA_ROWS = 128
 

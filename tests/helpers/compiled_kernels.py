@@ -32,6 +32,7 @@ from sebp_edge.ops.tiles import DWEIGHT_CANDIDATES, DX_CANDIDATES, SAFE_TILES
 LLAMA = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "num_key_value_heads": 8}
 LLAMA |= {"head_dim": 128, "vocab_size": 128256, "hidden_act": "silu"}
 GEMMA = LLAMA | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
+GEMMA_4 = GEMMA | {"head_dim": 512}
 RANK, RANKS = 64, {torch.float32: lora.MAX_RANK_OF_FP32, torch.bfloat16: lora.MAX_RANK}
 
 
@@ -73,7 +74,7 @@ def compile_all(architecture: int, shared_memory: int, parts: list[str], watch) 
 
 def launches(shared_memory: int, parts: list[str]):
     """Yields functions that launch the kernels."""
-    for config, part in ((LLAMA, "training"), (GEMMA, "largest heads")):
+    for config, part in ((LLAMA, "training"), (GEMMA, "largest heads"), (GEMMA_4, "largest heads")):
         for launch in kernels_ahead.launches(SimpleNamespace(**config), RANK, torch.device("cpu"), True):
             attends = getattr(getattr(launch, "func", None), "__name__", "") == "attend"
             # Of attention the longest, with both passes.

@@ -361,12 +361,16 @@ class _StepTiles(NamedTuple):
 
 
 def _forward_tiles(head_size: int) -> _StepTiles:
+    if head_size == 512:
+        return _StepTiles(32, 16, 8)
     return _StepTiles(64, 64, 4) if head_size <= 128 else _StepTiles(64, 32, 8)
 
 
 def _backward_tiles(head_size: int, states: Tensor) -> _StepTiles:
     """The largest that fit into registers and shared memory: 227 KB on Hopper, 99 KB on any GPU since Ampere."""
     is_hopper = states.is_cuda and torch.cuda.get_device_capability(states.device)[0] == 9
+    if head_size == 512:
+        return _StepTiles(16, 16, 8)
     if head_size == 256:
         return _StepTiles(64, 16, 4) if is_hopper else _StepTiles(32, 32, 8)
     return _StepTiles(128, 64, 8) if is_hopper else _StepTiles(32, 64, 8)
