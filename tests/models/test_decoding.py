@@ -28,10 +28,19 @@ TOGETHER = {
     **WITH_STATES,
     **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "opt")},
 }
-# Each prompt has the batch to itself.
-TOGETHER["longest row"] = lambda: make_llama(
-    rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-)
+
+
+@torch.no_grad()
+def make_longrope():
+    """A model whose texts of more than 24 tokens have other angles, and whose attention shows that."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    model = make_llama(rope_parameters=rope | {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4})
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.mul_(1000)
+    return model
+
+
+TOGETHER["longrope"] = make_longrope
 ALONE = {
     "a recurrent state": lambda: make_model(DECODERS["recurrent-gemma"]()),
     "positions from the mask": lambda: make_model(
@@ -103,7 +112,7 @@ def tiny():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longest row"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longrope"])
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
     assert Decoder(model).one_by_one is None
