@@ -4,6 +4,7 @@ import functools
 import random
 import weakref
 
+import export_sources
 import pytest
 import torch
 from builders import make_llama
@@ -40,7 +41,7 @@ def make_longrope():
     return model
 
 
-TOGETHER["longrope"] = make_longrope
+TOGETHER |= {"longrope": make_longrope, "gemma4": lambda: make_model(export_sources.FAMILIES["gemma4"]())}
 ALONE = {
     "a recurrent state": lambda: make_model(DECODERS["recurrent-gemma"]()),
     "positions from the mask": lambda: make_model(
@@ -112,7 +113,7 @@ def tiny():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longrope"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longrope", "gemma4"])
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
     assert Decoder(model).one_by_one is None
