@@ -384,12 +384,13 @@ class Decoder:
 
     def _fill_row(self, prompt: list[int], count: int) -> Tensor:
         """Computes what is not kept of a single prompt; returns its last `count` logits."""
-        if self._has_states and self._keeps:
-            settled = len(prompt) - max(1 + UNSETTLED, count)
-            if settled > len(self._kept):
-                self._fill(0, [prompt[len(self._kept) : settled]], [len(self._kept)])
-                self._kept = prompt[:settled]
-                self._cache.settle(settled)
+        settled = len(prompt) - max(1 + UNSETTLED, count)
+        if self._has_states and self._keeps and settled > len(self._kept):
+            self._go_on(prompt[:settled], 1)
+            self._cache.settle(settled)
+        return self._go_on(prompt, count)
+
+    def _go_on(self, prompt: list[int], count: int) -> Tensor:
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
         most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
         size = 1 if is_replayed else most
