@@ -35,7 +35,10 @@ def _find_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.
             "An adapter's product with its input is dense, so a pruned model with a LoRA adapter would not be N:M any "
             "more; train all weights instead."
         )
-    body = _without_head(inner_model(model))
+    inner = inner_model(model)
+    # The decoder or encoder of a transformers model; of any other model, all of it.
+    head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    body = set(getattr(inner, "base_model", inner).modules()) - {head}
     found = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer in body}
     if names is not None:
         known = sorted({name.rpartition(".")[2] for name in found})
@@ -52,12 +55,6 @@ def _find_layers(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.
                 "bits on one device, or use DistributedDataParallel."
             )
     return found
-
-
-def _without_head(model: nn.Module) -> set[nn.Module]:
-    """Returns the modules of a transformers model's decoder or encoder; of any other model, all modules."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return {module for module in getattr(model, "base_model", model).modules() if module is not head}
 
 
 def _is_named(name: str, wanted: str) -> bool:
