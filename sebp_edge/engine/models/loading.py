@@ -326,9 +326,7 @@ def model_from_config(
 
 def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which gives more tokens."""
-    if reference.is_gguf:
-        with raising_model_error(reference, "has no tokenizer that can be loaded"):
-            return read_gguf_tokenizer(reference)
-    folder = tokenizer_folder(reference) or BUNDLED_FOLDER
     with raising_model_error(reference, "has no tokenizer that can be loaded"):
-        return AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
+        if reference.is_gguf:
+            return read_gguf_tokenizer(reference)
+        return AutoTokenizer.from_pretrained(tokenizer_folder(reference) or BUNDLED_FOLDER, **FILES_ONLY)
