@@ -154,6 +154,13 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
     return batch if family == "distilbert" else batch | {"token_type_ids": types.long() * mask}
 
 
+def save_model(model, folder, **options):
+    """Saves a model with the small tokenizer, as a user would have it; returns the folder."""
+    model.save_pretrained(folder, **options)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def load_base(model, recipe="notes", device="cpu", on_event=silent):
     """The loaded model that calls of a Personalizer share."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
@@ -163,6 +170,22 @@ def load_base(model, recipe="notes", device="cpu", on_event=silent):
 def attach(base, recipe, seed=0) -> Adaptation:
     """Attaches a new adaptation to a loaded model."""
     return adaptation.attach(base, recipe, seed)
+
+
+@torch.no_grad()
+def disturb(adapted: Adaptation, size=0.1) -> Adaptation:
+    """Moves each trained weight by a random number of this size, the same each time; returns the adaptation."""
+    draw = torch.Generator().manual_seed(1)
+    for parameter in adaptation.trainable(adapted):
+        parameter += size * torch.randn(parameter.shape, generator=draw).to(parameter)
+    return adapted
+
+
+class FullAdaptation:
+    """An adaptation: a model with all weights trained."""
+
+    def __init__(self, model):
+        self.model = model.requires_grad_(True).eval()
 
 
 def load_adapter(base, folder) -> Adaptation:

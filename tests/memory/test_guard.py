@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
+from builders import FullAdaptation, limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
 from command import start
 from failing_memory import CPU, RECIPE, Failing, equal, gradients, losses_within, recovering_learner, uneven_examples
 from fake_machine import FakeMachine
@@ -33,13 +33,6 @@ def ample():
 
 
 # ------------------------------------------------------------------------------------------------------------ dry runs
-
-
-class FullAdaptation:
-    """An adaptation: a model with all weights trained."""
-
-    def __init__(self, model):
-        self.model = model.requires_grad_(True).eval()
 
 
 CASES = {"lora": (RECIPE, False), "padded": (RECIPE, True), "full": (RECIPE.replace(method="full"), False)}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from builders import attach, load_adapter, load_base, make_llama, make_tokenizer, shape_of
+from builders import attach, load_adapter, load_base, make_llama, make_tokenizer, save_model, shape_of
 from command import python, run, start
 from pace import at_most
 from safetensors.torch import load_file, save_file
@@ -170,13 +170,12 @@ def test_nan_in_an_adapter_is_reported_with_its_file_and_tensor(adapter):
 
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize("recipe", [RECIPE, RECIPE.replace(load_in_4bit=True)], ids=["16 bits", "4 bits"])
-def test_nan_in_a_base_model_is_reported_with_its_file_and_tensor(tokenizer, tmp_path, shards, recipe):
+def test_nan_in_a_base_model_is_reported_with_its_file_and_tensor(tmp_path, shards, recipe):
     if recipe.load_in_4bit:
         pytest.importorskip("bitsandbytes")
     model = make_llama(hidden_size=64, intermediate_size=128)
     model.model.layers[1].mlp.up_proj.weight.data[3, 5] = float("inf")
-    model.save_pretrained(tmp_path / "m", max_shard_size="1GB" if shards == 1 else "100KB")
-    tokenizer.save_pretrained(tmp_path / "m")
+    save_model(model, tmp_path / "m", max_shard_size="1GB" if shards == 1 else "100KB")
     assert len(list((tmp_path / "m").glob("*.safetensors"))) >= shards // 2
     with pytest.raises(
         ModelError,

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from builders import SIZES, make_llama
+from builders import SIZES, disturb, make_llama, save_model
 from model_families import MODELS, make_model
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, FalconH1Config, MambaConfig, NemotronHConfig
@@ -37,13 +37,6 @@ def saved(base, tmp_path):
 @torch.no_grad()
 def logits(model):
     return model(IDS).logits
-
-
-@torch.no_grad()
-def disturb(adapter):
-    generator = torch.Generator().manual_seed(1)
-    for parameter in trainable(adapter):
-        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
 
 
 def structure(model):
@@ -199,9 +192,8 @@ def test_saved_files_contain_the_models_name_and_no_path(base, saved, two_layer_
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
-def test_another_base_model_is_refused_and_unchanged(saved, tokenizer, tmp_path, changes):
-    make_llama(**changes).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+def test_another_base_model_is_refused_and_unchanged(saved, tmp_path, changes):
+    save_model(make_llama(**changes), tmp_path / "other")
     other = load_base_model(resolve(tmp_path / "other"), RECIPE, torch.device("cpu"))
     before, shape = logits(other.model), structure(other.model)
     with pytest.raises(BaseModelMismatch, match="'adapter' was made for another base model than 'other'"):
@@ -250,9 +242,8 @@ def test_a_folder_without_weights_is_refused(base, saved, tmp_path):
     ],
     ids=["falcon-h1", "nemotron-h"],
 )  # fmt: skip
-def test_what_peft_refuses_is_left_out_by_name(config, tokenizer, tmp_path):
-    make_model(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_what_peft_refuses_is_left_out_by_name(config, tmp_path):
+    save_model(make_model(config), tmp_path / "model")
     base = load_base_model(resolve(tmp_path / "model"), RECIPE, torch.device("cpu"))
     linears = {name for name, each in base.model.named_modules() if isinstance(each, torch.nn.Linear)}
     adapter = attach(base, RECIPE, seed=3)

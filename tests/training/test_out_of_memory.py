@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from builders import evaluated, limit_rows, make_llama, make_step, outlined, schedule_of, train
+from builders import evaluated, limit_rows, make_llama, make_step, outlined, save_model, schedule_of, train
 from failing_memory import (
     CPU,
     LENGTHS,
@@ -104,10 +104,9 @@ def test_wherever_memory_runs_out_graphs_are_replaced_by_those_of_smaller_micro_
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain_graphs")
 @pytest.mark.parametrize(("reason", "num_examples"), [("the step failed", 1), ("other programs", 8)])
-def test_dequantised_weights_are_freed_first(reason, num_examples, tokenizer, tmp_path, monkeypatch):
+def test_dequantised_weights_are_freed_first(reason, num_examples, tmp_path, monkeypatch):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
-    make_llama(hidden_size=64, intermediate_size=192).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(make_llama(hidden_size=64, intermediate_size=192), tmp_path)
     base, examples = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), CPU), uneven_examples()
     guard = MemoryGuard(CPU)
     with recovering_learner(base, examples[:num_examples], limit=guard, options=WITH_DEQUANTISED) as learner:

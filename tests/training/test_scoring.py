@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import evaluated, make_llama, make_tokenizer, refuse_hoisting
+from builders import disturb, evaluated, make_llama, refuse_hoisting, save_model
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
@@ -26,10 +26,9 @@ EXAMPLES = uneven_examples()
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory):
     """A model with layers wide enough for 4 bits."""
-    folder = tmp_path_factory.mktemp("models") / "wide-llama"
-    make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+    return save_model(
+        make_llama(hidden_size=64, intermediate_size=128), tmp_path_factory.mktemp("models") / "wide-llama"
+    )
 
 
 def load_base(folder, recipe=RECIPE):
@@ -80,10 +79,7 @@ def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_p
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_with_the_adapter_disabled_it_is_the_base_models(method, base):
     expected = score_of(base, base.model)
-    adaptation = attach(base, RECIPE.replace(method=method, learning_rate=1e-3), 0)
-    with torch.no_grad():
-        for parameter in trainable(adaptation):
-            parameter += 0.01
+    adaptation = disturb(attach(base, RECIPE.replace(method=method, learning_rate=1e-3), 0), 0.01)
     assert score_of(base, adaptation.model) != expected
     with adaptation.disabled():
         disabled = score_of(base, adaptation.model)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences, make_tokenizer
+from builders import make_llama, make_sentences, save_model
 from failing_memory import RECIPE as SMALL
 from safetensors.torch import load_file
 
@@ -32,10 +32,10 @@ WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors"}
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory):
     """A model with layers wide enough for 4 bits."""
-    folder = tmp_path_factory.mktemp("models") / "wide-llama"
-    make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+    return save_model(
+        make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1),
+        tmp_path_factory.mktemp("models") / "wide-llama",
+    )
 
 
 @pytest.fixture
