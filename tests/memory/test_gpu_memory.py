@@ -141,9 +141,6 @@ def test_lowering_stacks_frees_memory_and_does_not_change_results():
     assert devices.free_memory(CUDA) == pytest.approx(free, abs=32 * 2**20)
 
 
-# ------------------------------------------------------------------------------------------------------------ dry runs
-
-
 # ---------------------------------------------------------------------------------------------------- other programs
 
 
