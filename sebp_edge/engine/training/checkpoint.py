@@ -136,7 +136,7 @@ class CheckpointFiles:
         self._number += 1
         path = self.folder / f"{self._number}.safetensors"
         kinds = {str(number): (tensor.dtype, tensor.shape) for number, tensor in enumerate(tensors)}
-        with open(path, "wb", opener=_private) as file:
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             summed = _Summed(file)
             write_tensors(summed, kinds, tensors)
         flush(path)
@@ -258,10 +258,6 @@ class _Summed:
         self.crc32, self.size = zlib.crc32(data, self.crc32), self.size + len(data)
         if self._file is not None:
             self._file.write(data)
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 def _progress(values: dict, best_state: list[Tensor]) -> TrainingProgress:
