@@ -151,6 +151,30 @@ def disturb(adapted: Adaptation, size=0.1) -> Adaptation:
     return adapted
 
 
+@contextmanager
+def unchanged(model):
+    """Context at whose end a model has the same parts, weights and logits, bit for bit."""
+
+    @torch.no_grad()
+    def state():
+        parts = [(name, type(part), sorted(vars(part))) for name, part in model.named_modules()]
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return (
+            parts,
+            {name: each.requires_grad for name, each in tensors.items()},
+            [
+                *(each.clone() for each in tensors.values()),
+                model(torch.arange(7, 39)[None]).logits,
+            ],
+        )
+
+    before = state()
+    yield
+    after = state()
+    assert after[:2] == before[:2]
+    assert all(map(torch.equal, after[2], before[2]))
+
+
 class FullAdaptation:
     """An adaptation: a model with all weights trained."""
 

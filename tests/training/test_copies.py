@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from builders import make_examples, make_sentences
+from builders import make_examples, make_sentences, unchanged
 from failing_memory import CPU, RECIPE
 from model_families import MODELS
 
@@ -156,7 +156,6 @@ def test_the_tokens_are_those_of_the_models_own_logits(family, monkeypatch):
 @pytest.mark.slow
 def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was(memorised, all_runs):
     base, adaptation, examples = memorised
-    weights = {name: weight.clone() for name, weight in base.model.named_parameters()}
     events = []
 
     def stop_at(event):
@@ -164,8 +163,6 @@ def test_it_can_be_stopped_after_each_micro_batch_and_leaves_the_model_as_it_was
         if len(events) == 6:
             raise StopRequested
 
-    with pytest.raises(StopRequested):
+    with unchanged(base.model), pytest.raises(StopRequested):
         copies_of(base, adaptation, examples, 0, stop_at, MemoryOptions(max_rows=1))
     assert events == [ExamplesEvaluated(done, 4) for done in (1, 2, 3, 4, 1, 2)]
-    assert all(torch.equal(weight, weights[name]) for name, weight in base.model.named_parameters())
-    assert not any("forward" in vars(module) for module in base.model.modules())

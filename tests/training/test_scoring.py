@@ -1,8 +1,7 @@
 """A score is the loss of an evaluation, for saved weights of every kind, and leaves the model as it was."""
 
 import pytest
-import torch
-from builders import disturb, evaluated, make_llama, refuse_hoisting, save_model
+from builders import disturb, evaluated, make_llama, refuse_hoisting, save_model, unchanged
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
@@ -40,19 +39,6 @@ def score_of(base, model, examples=EXAMPLES, on_event=silent):
         return losses()
 
 
-def state_of(model):
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    patched = [name for name, module in model.named_modules() if "forward" in vars(module)]
-    return {name: (each.clone(), each.requires_grad) for name, each in tensors.items()}, patched
-
-
-def assert_same_state(model, before):
-    tensors, patched = state_of(model)
-    assert patched == before[1] and tensors.keys() == before[0].keys()
-    for name, (tensor, requires_grad) in tensors.items():
-        assert torch.equal(tensor, before[0][name][0]) and requires_grad == before[0][name][1], name
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_path):
@@ -69,10 +55,8 @@ def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_p
     adaptation.model.requires_grad_(False)
     if padded:
         refuse_hoisting(base.model)
-    before = state_of(adaptation.model)
-    found = score_of(base, adaptation.model)
-    assert found == expected
-    assert_same_state(adaptation.model, before)
+    with unchanged(adaptation.model):
+        assert score_of(base, adaptation.model) == expected
     assert score_of(base, adaptation.model) == expected
 
 
@@ -88,15 +72,14 @@ def test_with_the_adapter_disabled_it_is_the_base_models(method, base):
 
 
 def test_it_can_be_stopped_between_micro_batches(base, small_evaluations):
-    events, before = [], state_of(base.model)
+    events = []
 
     def stop_at_second(event):
         events.append(event)
         if len(events) == 2:
             raise StopRequested
 
-    with pytest.raises(StopRequested):
+    with unchanged(base.model), pytest.raises(StopRequested):
         score_of(base, base.model, on_event=stop_at_second)
     assert [type(event) for event in events] == [ExamplesEvaluated] * 2
     assert events[1].done < events[1].examples == len(EXAMPLES)
-    assert_same_state(base.model, before)
