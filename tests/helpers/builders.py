@@ -162,10 +162,7 @@ def unchanged(model):
         return (
             parts,
             {name: each.requires_grad for name, each in tensors.items()},
-            [
-                *(each.clone() for each in tensors.values()),
-                model(torch.arange(7, 39)[None]).logits,
-            ],
+            [*(each.clone() for each in tensors.values()), model(torch.arange(7, 39)[None]).logits],
         )
 
     before = state()

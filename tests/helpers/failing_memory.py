@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import torch
-from builders import limit_rows, make_examples, make_step, refuse_hoisting
+from builders import disturb, limit_rows, make_examples, make_step, refuse_hoisting
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import Recipe
@@ -27,10 +27,8 @@ def uneven_examples(prompt=6):
 def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None, words=None, **options):
     """A learner on a new adaptation with non-zero weights; its events are in `learner.events`."""
     adaptation, events = attach(base, recipe, 0), []
-    draw = torch.Generator().manual_seed(2)
     if recipe.method == "lora":
-        for parameter in trainable(adaptation):
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
+        disturb(adaptation, 0.05)
     if padded:
         refuse_hoisting(base.model)
     try:

@@ -206,10 +206,7 @@ def test_an_unknown_or_damaged_config_is_refused_with_one_sentence(copied, confi
         ({"num_hidden_layers": 0}, "has num_hidden_layers 0; expected at least 1"),
         ({"num_hidden_layers": -1}, "has num_hidden_layers -1; expected at least 1"),
         ({"max_position_embeddings": 3}, "has max_position_embeddings 3; expected at least 8"),
-        (
-            {"vocab_size": 0, "pad_token_id": None},
-            r"embed_tokens\.weight' the shape \[0, 32\]; expected positive",
-        ),
+        ({"vocab_size": 0, "pad_token_id": None}, r"embed_tokens\.weight' the shape \[0, 32\]; expected positive"),
         ({"intermediate_size": 0}, r"gate_proj\.weight' the shape \[0, 32\]; expected positive sizes"),
         ({"hidden_size": -32}, r"cannot be made from its config \(RuntimeError\)"),
     ],

@@ -185,13 +185,7 @@ class Checkpoints:
         has_failed: whether the last one could not be written, or none is any more.
     """
 
-    def __init__(
-        self,
-        files: CheckpointFiles | None,
-        signal: StopSignal,
-        sink: Sink,
-        run: Checkpointed,
-    ):
+    def __init__(self, files: CheckpointFiles | None, signal: StopSignal, sink: Sink, run: Checkpointed):
         self._files, self._signal, self._sink, self._run = files, signal, sink, run
         self._due: float | None = None
         self.has_failed = False
