@@ -255,6 +255,14 @@ def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
     return texts
 
 
+def write_notes(folder, texts=None):
+    """A folder with a note for each text, of which there are two dozen unless given."""
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(texts or make_sentences(24)):
+        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
+    return folder
+
+
 def make_chats(count=20):
     """Chats of a question and an answer."""
     pairs = zip(make_sentences(count), make_sentences(count, seed=1), strict=True)

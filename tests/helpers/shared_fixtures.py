@@ -35,7 +35,7 @@ if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
     interpreter.work_once()
 
 import command
-from builders import make_llama, make_sentences, make_tokenizer, save_model
+from builders import make_llama, make_tokenizer, save_model, write_notes
 from failing_memory import RECIPE
 from fake_machine import FakeMachine
 from logged import Logged
@@ -276,13 +276,6 @@ def loaded_base(two_layer_folder):
 def base(loaded_base):
     """The model of `two_layer_folder`, loaded on the CPU."""
     return copy.deepcopy(loaded_base)
-
-
-def write_notes(folder):
-    folder.mkdir()
-    for number, text in enumerate(make_sentences(24)):
-        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
-    return folder
 
 
 @pytest.fixture

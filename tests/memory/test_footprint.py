@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, write_notes
 from command import python
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -375,10 +375,7 @@ print(*planned, result.peak_memory_bytes)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the growth of the heap was measured on Linux")
 def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path):
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    for number, text in enumerate(make_sentences(20, words=60)):
-        (notes / f"{number}.md").write_text(text)
+    notes = write_notes(tmp_path / "notes", make_sentences(20, words=60))
     predicted, measured = map(int, python(PROCESS, notes, "4GB").split())
     assert measured <= predicted <= 1.35 * measured
     assert predicted < 4e9
