@@ -55,11 +55,11 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_563
+MAX_LINES = 52_555
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
-    "basics": 964,
+    "basics": 956,
     "basics.pages": 257,
     "cli": 2_995,
     "engine": 9,
