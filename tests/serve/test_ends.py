@@ -66,8 +66,7 @@ def test_it_ends_after_its_input_whatever_it_does(settings, training):
     """A worker that is stopped cannot even save its state."""
     with Server(warm=True) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="first", params=training)
-        server.call("jobs.subscribe", id="first")
+        server.start_job("first", params=training)
         server.event("first", lambda event: event["event"] == random.choice(["preparing", "texts_read", "step"]))
         processes = processes_below(server.process.pid)
         assert len(processes) >= 2

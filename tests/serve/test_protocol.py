@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from served import COMMAND, SECONDS, Refused, Server, all_gone, environment, refused, rss
+from served import COMMAND, Refused, Server, all_gone, environment, refused, rss, wait_until
 
 resource = pytest.importorskip("resource", reason="needs a Unix")
 PROTOCOL = 1
@@ -113,15 +113,12 @@ def test_a_plan_is_cancelled_while_it_waits_and_while_it_is_made(server, tmp_pat
     (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300_000)))
     texts = {"paths": [str(tmp_path / "long.md")], "device": "cpu"}
     made, waiting = server.send("plan", **texts), server.send("inspect", **texts)
-    until = time.monotonic() + SECONDS
-    while not psutil.Process(server.process.pid).children():
-        assert time.monotonic() < until
+    wait_until(lambda: psutil.Process(server.process.pid).children())
     for number in (waiting, made):
         server.call("cancel", request=number)
     for number in (made, waiting):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(Refused, match="The request was cancelled"):
             server.answer(number)
-        assert caught.value.code == "cancelled"
     (tmp_path / "long.md").write_text("".join(f"The boat {number} is green.\n\n" for number in range(300)))
     server.send("plan", number=made, **texts)  # a number that was cancelled is free again
     assert server.answer(made)["peak"] > 0
@@ -317,8 +314,7 @@ def test_a_process_that_cannot_be_started_is_told_and_the_server_goes_on(server,
     for method, params in (("plan", {"texts": ["The ferry."]}), ("generate", {"prompt": "The"})):
         error = refused(server, method, **params)
         assert (error.code, error.error["data"]["retry"]) == ("worker_broken", True)
-    server.call("jobs.start", id="first", params={"texts": ["The ferry."]})
-    server.call("jobs.subscribe", id="first")
+    server.start_job("first", params={"texts": ["The ferry."]})
     ended = server.state("first")
     assert (ended["state"], ended["error"]["code"], ended["resumable"]) == ("interrupted", "worker_broken", True)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
@@ -362,7 +358,6 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
         error = refused(server, "generate", prompt="the")
         assert error.code == "worker_broken"
         assert "libcuda is missing" in str(error)
-        server.call("jobs.start", id="first", params={"texts": ["the"]})
-        server.call("jobs.subscribe", id="first")
+        server.start_job("first", params={"texts": ["the"]})
         assert server.state("first")["error"]["code"] == "worker_broken"
         assert server.call("status")["worker"] is None
