@@ -95,7 +95,9 @@ def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, trai
     server.call("generate", **prompt)
     again = server.call("health")["loaded"]
     assert again == loaded | {"size": again["size"]} and 0 < again["size"] <= loaded["size"]  # without an adapter
-    server.call("unload")
+    worker = psutil.Process(server.worker())
+    assert server.call("unload") == {}
+    assert all_gone([worker]) and server.worker() is None
     assert server.call("health")["loaded"] is None
 
 
@@ -124,7 +126,8 @@ def test_what_was_forgotten_is_verified_by_a_job_that_is_not_kept(server, settin
 
 def test_a_job_that_is_over_is_removed_and_one_that_runs_is_not(server, settings, training, too_little):
     server.start_job("little", params=too_little)
-    assert server.state("little")["state"] == "refused"
+    ended = server.state("little")
+    assert (ended["state"], ended["error"]["code"]) == ("refused", "texts") and server.worker() is not None
     server.start_job("long", params=training)
     server.event("long", lambda event: event["event"] == "step")
     assert server.call("jobs.unsubscribe", id="long") == server.call("jobs.unsubscribe", id="none") == {}
@@ -198,14 +201,6 @@ def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, re
     assert refused(shared, "jobs.pause", expected_job_id="job-1").code == "wrong_state"
 
 
-def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path):
-    (tmp_path / "empty").mkdir()
-    shared.start_job("none", params=request_of(paths=[str(tmp_path / "empty")], name="none"))
-    ended = shared.state("none")
-    assert (ended["state"], ended["error"]["code"]) == ("refused", "texts")
-    assert shared.worker() is not None
-
-
 def test_requests_are_cancelled_while_they_wait_and_while_they_are_answered(shared):
     number, waits = (
         shared.send("generate", prompt="the", device="cpu", max_new_tokens=1000, temperature=0) for _ in range(2)
@@ -251,14 +246,6 @@ def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, r
     ended = shared.state("paused", ENDED)
     assert ended["state"] == "done", ended
     assert adapter_file(folder / "store", "paused", 1) == adapter_file(folder / "own", "paused", 1)
-
-
-def test_a_worker_is_unloaded(shared, model_folder):
-    shared.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=1)
-    worker = psutil.Process(shared.worker())
-    assert shared.call("unload") == {}
-    assert all_gone([worker])
-    assert shared.worker() is None
 
 
 def test_a_model_that_is_new_here_is_read_once_by_the_worker_which_no_plan_wakes(settings, request_of):

@@ -6,7 +6,6 @@ import sqlite3
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from served import SECONDS, Refused, Server, all_gone, processes_below, refused, start_server, wait_until
 
@@ -19,15 +18,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def settings(tmp_path):
     return {"store": str(tmp_path / "store"), "folders": ["/"], "low_priority": False}
-
-
-def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of, model_folder):
-    server.start_job("first", params=request_of())
-    server.event("first", lambda event: event["event"] == "texts_read")
-    psutil.Process(server.worker()).kill()
-    ended = server.state("first")
-    assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
-    assert server.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=2)
 
 
 def test_a_worker_that_is_idle_ends(settings, model_folder):

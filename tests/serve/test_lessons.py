@@ -81,7 +81,8 @@ def test_a_worker_that_is_killed_loses_nothing(server, settings, lesson, when):
     lesson(activate_anyway=True)
     server.event("lesson", lambda event: event["event"] == when)
     os.kill(server.worker(), signal.SIGKILL)
-    assert server.state("lesson")["state"] == "interrupted"
+    ended = server.state("lesson")
+    assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
     found, was_saved = adapter(settings), when == "saved"
     assert server.call("jobs.get", id="lesson")["job"]["resumable"] is not was_saved
     assert found.active() == 1 + was_saved
