@@ -74,10 +74,7 @@ def _send_all_but(hides, sink, event) -> None:
 
 
 def choose_model(
-    adapter: str | Path | None,
-    version: int | None,
-    model: str | None,
-    load_in_4bit: bool | None = None,
+    adapter: str | Path | None, version: int | None, model: str | None, load_in_4bit: bool | None = None
 ) -> tuple[dict, str | Path | None]:
     """Returns the settings of a Personalizer, and the adapter to use with it; imports no torch.
 

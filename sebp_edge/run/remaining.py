@@ -163,11 +163,7 @@ def remaining_of(base: Version, hashes: set[int], now: DocumentsNow, call: Call,
         version=base.number,
         record=AdapterRecord.read(base.folder),
         reading=replace(
-            reading,
-            documents=kept,
-            left_out=left_out,
-            num_equal=num_equal,
-            folders=_still_needed(reading, kept, call),
+            reading, documents=kept, left_out=left_out, num_equal=num_equal, folders=_still_needed(reading, kept, call)
         ),
         history=history_of(base.listed).without(hashes | gone),
         num_new=len(given - others.keys() - hashes),

@@ -101,9 +101,7 @@ def _verify(call: ModelCall, place: Place, texts: list | None) -> Verification:
             again,
         )
     return found(
-        False,
-        f"A training on the documents of version {version} gives other weights{_others(saved.record)}.",
-        again,
+        False, f"A training on the documents of version {version} gives other weights{_others(saved.record)}.", again
     )
 
 
