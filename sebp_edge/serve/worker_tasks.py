@@ -352,7 +352,7 @@ def twin(base: BaseModel) -> BaseModel:
     return replace(base, model=copy.deepcopy(base.model, shared))
 
 
-def has_room(base: BaseModel, budget: int | None, used: int, characters: int, new_tokens: int) -> bool:
+def has_room(base: BaseModel, budget: int, used: int, characters: int, new_tokens: int) -> bool:
     """Whether the keys and values of an answer fit into a memory budget, beside the `used` bytes.
 
     A copy of the modules takes none to speak of: 0.8 MB for SmolLM2-135M.
@@ -362,7 +362,7 @@ def has_room(base: BaseModel, budget: int | None, used: int, characters: int, ne
     """
     tokens = characters // 2 + new_tokens
     tokens = min(tokens, longest_sequence(base.model) or tokens)
-    return budget is None or used + tokens * bytes_per_token(base.model) <= budget
+    return used + tokens * bytes_per_token(base.model) <= budget
 
 
 def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list[str]:

@@ -131,13 +131,6 @@ def test_another_model_has_the_reader_that_was_active_for_it(micro, reader):
     assert reader.adapter(READER).active_for(first.record.base_model) is None
 
 
-def test_without_an_answer_no_model_is_loaded(folder, tmp_path):
-    personalizer = Personalizer(device="cpu", store=tmp_path / "store")
-    answer = personalizer.ask("What horsepower has my tractor?", folder)
-    assert (answer.text, answer.found, answer.sources) == ("Not in your notes.", False, ())
-    assert personalizer.in_use.base is None
-
-
 @pytest.mark.slow
 def test_a_quotation_and_a_refusal_import_no_torch(folder):
     code = """import sys

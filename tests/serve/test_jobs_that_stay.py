@@ -114,10 +114,14 @@ def test_a_job_that_was_begun_elsewhere_keeps_its_id(server, settings, request_o
 
 
 def test_jobs_that_are_refused_or_cancelled_leave_nothing(server, settings, request_of, tmp_path):
-    for id, params in (("none", {"paths": [str(tmp_path)]}), ("forget", {"documents": ["nothing"]})):
-        kind = "forget" if id == "forget" else "adapt"
-        server.start_job(id, kind=kind, params=request_of(**params))
-        assert server.state(id)["state"] == "refused"
+    for kind, params, code in (
+        ("adapt", {"paths": [str(tmp_path)]}, "texts"),
+        ("adapt", {"gpu_share": 50}, "invalid_option"),  # on the CPU
+        ("forget", {"documents": ["nothing"]}, "adapter"),
+    ):
+        server.start_job(code, kind=kind, params=request_of(**params))
+        ended = server.state(code)
+        assert (ended["state"], ended["error"]["code"]) == ("refused", code)
     for changes, code in (
         ({"model": "tinny"}, "model"),
         ({"recipe": "notess"}, "recipe"),

@@ -89,10 +89,3 @@ def test_only_the_threads_of_a_job_have_a_low_priority_and_its_session_while_not
         server.call("jobs.cancel", expected_job_id="a")
         server.state("a", {"interrupted"})
         assert priorities(server.worker())[server.worker()] == usual
-
-
-def test_a_share_of_the_gpu_on_the_cpu_is_refused(settings, training):
-    with Server(warm=True) as server:
-        server.initialize(**settings)
-        server.start_job("a", params=training | {"name": "mine", "gpu_share": 50})
-        assert server.state("a")["error"]["code"] == "invalid_option"
