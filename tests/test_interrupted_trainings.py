@@ -13,15 +13,7 @@ from learnt import RECIPE, logits
 from safetensors.torch import load_file
 
 from sebp_edge.errors import Interrupted, MachineError, NonFiniteLoss, StorageError
-from sebp_edge.events import (
-    AdapterSaved,
-    Evaluated,
-    ExamplesEvaluated,
-    JobProgress,
-    Notice,
-    StepDone,
-    silent,
-)
+from sebp_edge.events import AdapterSaved, Evaluated, ExamplesEvaluated, JobProgress, Notice, StepDone, silent
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 

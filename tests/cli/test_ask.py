@@ -194,12 +194,7 @@ def test_the_command_uses_the_reader_of_the_model_and_prints_its_reply(folder, m
 def test_each_line_of_the_input_is_answered_with_a_line(folder, micro):
     asked = f"{QUESTION}\n\nIs there a helicopter?\n".encode() + b"\xff cabin?\nWhich colour has the boat?"
     result = run("ask", folder, "--model", micro, input=asked)
-    answers = [
-        f'"{SENTENCE}"\ttrip.md, line 3',
-        "Not in your notes.",
-        "",
-        '"The boat is teal."\tboat.md, line 1',
-    ]
+    answers = [f'"{SENTENCE}"\ttrip.md, line 3', "Not in your notes.", "", '"The boat is teal."\tboat.md, line 1']
     assert result.stdout.splitlines() == answers and result.exit_code == 0
     assert "The question is not valid Unicode" in result.stderr
     lines = records(run("ask", folder, "--model", micro, "--json", input=asked).stdout)

@@ -18,12 +18,7 @@ def hub(model_folder):
 def server(tmp_path_factory, hub):
     """A server that is cold, since huggingface_hub reads its environment when it is imported."""
     folder = tmp_path_factory.mktemp("hub")
-    own = {
-        "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-    }
+    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     with Server(env=environment(**own)) as server:
         server.initialize(store=str(folder / "store"))
         yield server
@@ -56,11 +51,7 @@ def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_go
 
 
 def test_what_cannot_be_downloaded_is_refused_with_what_to_do(server, hub):
-    for model, code in (
-        ("org/nothing", "model_access"),
-        ("org/down", "model_offline"),
-        ("no such model", "model"),
-    ):
+    for model, code in (("org/nothing", "model_access"), ("org/down", "model_offline"), ("no such model", "model")):
         server.start_job(f"job-{code}", kind="download", params={"model": model})
         ended = server.state(f"job-{code}")
         assert (ended["state"], ended["error"]["code"]) == ("refused", code), (model, ended)
