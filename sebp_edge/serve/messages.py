@@ -260,10 +260,9 @@ class JobParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResumeJobParams:
+class ResumeJobParams(JobParams):
     """Which job; see `Personalizer.resume`. Texts are needed only if they were no files, or were moved."""
 
-    id: str
     changed: str = "refuse"
     paths: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
@@ -277,10 +276,9 @@ class RunningJobParams:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubscribeParams:
+class SubscribeParams(JobParams):
     """Which job, and the number of the last event that the app has seen."""
 
-    id: str
     since: int = 0
 
 
