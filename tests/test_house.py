@@ -55,28 +55,28 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_582
+MAX_LINES = 52_616
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
-    "basics": 963,
+    "basics": 964,
     "basics.pages": 257,
-    "cli": 2_996,
+    "cli": 2_966,
     "engine": 9,
     "engine.memory": 1_839,
-    "engine.models": 4_860,
+    "engine.models": 5_012,
     "engine.models.gguf": 1_399,
     "engine.sparse": 1_729,
-    "engine.sparse.patches": 2_790,
+    "engine.sparse.patches": 2_795,
     "engine.sparse.rows": 1_154,
-    "engine.training": 3_989,
+    "engine.training": 3_971,
     "export": 1_861,
     "lessons": 2_256,
     "machine": 1_150,
     "reading": 6_421,
     "research": 1_698,
-    "run": 5_845,
-    "serve": 3_813,
+    "run": 5_799,
+    "serve": 3_783,
     "store": 2_865,
     "values": 1_801,
 }
