@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_616
+MAX_LINES = 52_586
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -75,14 +75,14 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_150,
     "reading": 6_421,
     "research": 1_698,
-    "run": 5_799,
-    "serve": 3_783,
+    "run": 5_792,
+    "serve": 3_760,
     "store": 2_865,
     "values": 1_801,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58643
+MAX_LINES_OF_TESTS = 58353
 MAX_REPLACED_ATTRIBUTES = 222
 
 # Heavy libraries stay where a reader expects them.
