@@ -5,13 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from command import process
-from served import SECONDS, Server, all_gone, environment
+from served import Server, all_gone, environment, wait_until
 
 from sebp_edge.basics.children import children, ending_with_this
 from sebp_edge.cli import frozen
@@ -33,11 +32,8 @@ def program(tmp_path):
 
 def started(program, starter):
     """Waits until the program runs; returns it."""
-    number, until = program.parents[1] / "number", time.monotonic() + SECONDS
-    while not number.exists():
-        assert starter.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    number = program.parents[1] / "number"
+    wait_until(lambda: number.exists() or starter.poll() is not None)
     return psutil.Process(int(number.read_text()))
 
 

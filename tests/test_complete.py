@@ -7,7 +7,7 @@ import pytest
 from builders import WORDS
 
 from sebp_edge import Completion
-from sebp_edge.errors import Interrupted, OptionError, TextsError
+from sebp_edge.errors import Interrupted, TextsError
 
 BEFORE = "the ferry left at six and the w"
 EACH = {"min_probability": 0.0, "max_new_tokens": 6}
@@ -23,8 +23,6 @@ def test_it_uses_the_adapter_in_use_a_stored_one_or_none(make):
         assert personalizer.complete(BEFORE, adapter=None, **EACH).words == plain.words
         assert personalizer.complete(BEFORE, **EACH).words == adapted.words
     assert make().complete(BEFORE, adapter="default", **EACH).words == adapted.words
-    with pytest.raises(OptionError, match="version=2 was given without an adapter"):
-        personalizer.complete(BEFORE, version=2)
 
 
 def test_the_words_are_those_received_and_none_if_the_model_is_not_sure(make):

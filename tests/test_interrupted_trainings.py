@@ -13,16 +13,7 @@ from learnt import RECIPE, logits
 from safetensors.torch import load_file
 
 from sebp_edge.errors import Interrupted, MachineError, NonFiniteLoss, StorageError
-from sebp_edge.events import (
-    AdapterSaved,
-    Evaluated,
-    ExamplesEvaluated,
-    JobProgress,
-    Notice,
-    StepDone,
-    TrainingStarted,
-    silent,
-)
+from sebp_edge.events import AdapterSaved, Evaluated, ExamplesEvaluated, JobProgress, Notice, StepDone, silent
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 
@@ -198,16 +189,16 @@ def test_a_stop_while_samples_are_written_keeps_the_adapter(make, notes_folder, 
     assert torch.equal(logits(personalizer), logits(other))
 
 
-@pytest.mark.parametrize("phase", ["fold 2", "all documents"])
-def test_an_interruption_between_two_trainings_saves_no_untrained_adapter(make, phase):
+@pytest.mark.parametrize("phase", ["active version", "fold 1", "fold 2", "all documents"])
+def test_an_interruption_before_a_training_saves_no_untrained_adapter(make, phase):
     def sink(event):
-        if isinstance(event, TrainingStarted) and event.phase == phase:
+        if isinstance(event, JobProgress) and event.phase == phase:
             raise KeyboardInterrupt
 
-    personalizer = make(on_event=sink)
+    personalizer = make(after=True, on_event=sink)
     with pytest.raises(Interrupted, match="No state better than the start was found, so no"):
         personalizer.adapt(make_sentences(9, words=60))
-    assert personalizer.store.names() == []
+    assert personalizer.store.adapter("default").versions() == [1]
 
 
 def test_a_deleted_adapter_in_use_hides_no_error(make, notes_folder):

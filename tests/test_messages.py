@@ -124,11 +124,7 @@ def test_a_list_keeps_to_the_schema(after_learning, own_data_folder, arguments):
     assert check(records(run(*arguments, "--json").stdout))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["inspect"], ["plan"], ["analyze", "--examples", "2"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [["inspect"], ["plan"], ["analyze", "--examples", "2"]], ids=" ".join)
 def test_what_is_said_of_texts_keeps_to_the_schema(notes_folder, model_folder, recipe, own_data_folder, arguments):
     command, *options = arguments
     found = check(records(run(command, notes_folder, "--model", model_folder, *options, "--json").stdout))

@@ -16,7 +16,6 @@ from sebp_edge.events import (
     ModelLoaded,
     StepDone,
     TextsRead,
-    TrainingStarted,
     silent,
 )
 from sebp_edge.research import analyze
@@ -59,10 +58,6 @@ class Worker:
         return self
 
 
-def run_adapt(make, texts, kind, step=None):
-    return Worker(make, kind, step).run(lambda personalizer: personalizer.adapt(texts))
-
-
 @pytest.mark.slow
 def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_folder):
     """By an event that is set during the call."""
@@ -80,27 +75,11 @@ def test_a_training_ends_after_a_step_and_the_best_state_is_saved(make, notes_fo
 
 @pytest.mark.parametrize("kind", [ModelLoaded, TextsRead])
 def test_a_stop_before_the_training_changes_nothing(make, notes_folder, kind):
-    worker = run_adapt(make, notes_folder, kind)
+    worker = Worker(make, kind).run(lambda personalizer: personalizer.adapt(notes_folder))
     assert isinstance(worker.error, Interrupted)
     assert str(worker.error) == "Stopped; nothing was changed."
     assert (worker.error.name, worker.error.version) == (None, None)
     assert isinstance(worker.events[-1], kind)
-    assert worker.personalizer.store.names() == []
-
-
-def test_a_training_that_has_no_step_yet_can_be_stopped(make, notes_folder):
-    worker = run_adapt(make, notes_folder, TrainingStarted)
-    assert isinstance(worker.error, Interrupted)
-    assert "No state better than the start was found" in str(worker.error)
-    assert isinstance(worker.events[-1], TrainingStarted)
-    assert worker.personalizer.store.names() == []
-
-
-def test_a_stop_before_anything_was_measured_saves_no_version(make, notes_folder):
-    recipe = make().recipe.replace(learning_rate=2e-2, batch_tokens=200, epochs=3)
-    worker = Worker(make, StepDone, 1, recipe=recipe).run(lambda personalizer: personalizer.adapt(notes_folder))
-    assert "No state better than the start was found, so" in str(worker.error)
-    assert (worker.error.name, worker.error.version) == (None, None)
     assert worker.personalizer.store.names() == []
 
 

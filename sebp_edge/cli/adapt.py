@@ -14,7 +14,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from sebp_edge.cli.base_model import personalizing
-from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json
+from sebp_edge.cli.console import NOT_BETTER, discard_output, err, print_json, say
 from sebp_edge.cli.console import out as console
 from sebp_edge.cli.forget import show_receipt
 from sebp_edge.cli.options import (
@@ -40,7 +40,6 @@ from sebp_edge.values.documents import printable
 
 if TYPE_CHECKING:
     from sebp_edge.run.result import AdaptResult
-    from sebp_edge.run.unchanged import UnchangedResult
 
 # The options that go with --resume; a job knows the others.
 _WITH_RESUME = {"paths", "include", "exclude", "resume", "changed", "memory", "as_json", "yes", "polite", "gpu_share"}
@@ -127,7 +126,7 @@ def adapt(
     while out is None and name != before:
         texts, active, unchanged = _compare(texts, name, settings, fresh=fresh, sync=sync)
         if unchanged is not None:
-            _show_unchanged(unchanged, as_json=as_json)
+            say(unchanged.to_dict(), unchanged.summary, as_json=as_json)
             return
         before = name
         if active is not None and active.name_in_use is not None:
@@ -166,7 +165,7 @@ def _run(settings: dict, arguments: dict, options: dict, *, as_json: bool, is_fo
         if is_forget:
             show_receipt(result, as_json=as_json)
         elif result.unchanged:
-            _show_unchanged(result, as_json=as_json)
+            say(result.to_dict(), result.summary, as_json=as_json)
         elif as_json:
             print_json(result.to_dict())
         else:
@@ -280,13 +279,6 @@ def _ask_for_name(event: NameInUse, *, as_json: bool, yes: bool) -> str:
         return event.name
     takes_it = typer.confirm(f"Name it {event.proposal!r} instead?", default=True, err=True)
     return event.proposal if takes_it else event.name
-
-
-def _show_unchanged(result: "UnchangedResult", *, as_json: bool) -> None:
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        console.print(result.summary, markup=False)
 
 
 def show_result(result: "AdaptResult", *, with_samples: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -33,8 +32,8 @@ def personalizing(as_json: bool, *, hides: type | tuple = (), lists_left_out: bo
     with quick_imports():
         from sebp_edge.cli.progress import show_progress
 
-    with show_progress(as_json, lists_left_out=lists_left_out) as sink:
-        yield make(**settings, on_event=partial(_send_all_but, hides, sink))
+    with show_progress(as_json, hides=hides, lists_left_out=lists_left_out) as sink:
+        yield make(**settings, on_event=sink)
 
 
 def prepared(
@@ -51,14 +50,12 @@ def prepared(
 
     settings = request.settings | {"memory_budget": memory_budget}
     if politeness is None:
-        with show_progress(request.as_json) as sink:
-            make = without_torch.plan if kind == "plan" else without_torch.inspect
-            found = make(request.texts, name, partial(_send_all_but, hides, sink), **settings, **options)
+        with show_progress(request.as_json, hides=hides) as sink:
+            found = getattr(without_torch, kind)(request.texts, name, sink, **settings, **options)
         if found is not None:
             return found
     with personalizing(request.as_json, hides=hides, politeness=politeness, **settings) as personalizer:
-        make = personalizer.plan if kind == "plan" else personalizer.inspect
-        found = make(request.texts, name=name, **options)
+        found = getattr(personalizer, kind)(request.texts, name=name, **options)
         if politeness is None:
             from sebp_edge.engine.memory.shape_reader import keep_shape
             from sebp_edge.engine.memory.this_machine import keep_device
@@ -68,16 +65,8 @@ def prepared(
         return found
 
 
-def _send_all_but(hides, sink, event) -> None:
-    if not isinstance(event, hides):
-        sink(event)
-
-
 def choose_model(
-    adapter: str | Path | None,
-    version: int | None,
-    model: str | None,
-    load_in_4bit: bool | None = None,
+    adapter: str | Path | None, version: int | None, model: str | None, load_in_4bit: bool | None = None
 ) -> tuple[dict, str | Path | None]:
     """Returns the settings of a Personalizer, and the adapter to use with it; imports no torch.
 

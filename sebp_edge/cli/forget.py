@@ -101,12 +101,7 @@ def forget(
             _show_verification(verification, as_json=as_json)
             return
         receipt = personalizer.forget(
-            documents,
-            others,
-            name=name,
-            near_duplicates=near_duplicates,
-            activate_anyway=activate_anyway,
-            on_found=ask,
+            documents, others, name=name, near_duplicates=near_duplicates, activate_anyway=activate_anyway, on_found=ask
         )
     show_receipt(receipt, as_json=as_json)
 

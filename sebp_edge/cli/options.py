@@ -47,24 +47,13 @@ def select(paths: list[Path], include: list[str] | None, exclude: list[str] | No
     return [Folder(path, tuple(include or ()), tuple(exclude or ())) for path in paths]
 
 
-Paths = Annotated[
-    list[Path] | None, typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts.")
-]
 Include = Annotated[
     list[str] | None,
     typer.Option(metavar="PATTERN", help="Read only files that match, as in .gitignore; may be repeated."),
 ]
 Exclude = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Leave out files and folders that match; may be repeated."),
+    list[str] | None, typer.Option(metavar="PATTERN", help="Leave out files and folders that match; may be repeated.")
 ]
-ModelName = Annotated[str, name_option("Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")]
-RecipeName = Annotated[
-    str | None, typer.Option(help="Name of a recipe, or a TOML file.", show_default="one that fits the texts")
-]
-Epochs = Annotated[int | None, typer.Option(help="Maximum number of epochs.")]
-Context = Annotated[int | None, typer.Option(help="Context length in tokens.")]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
 Device = Annotated[str | None, name_option("Device: cuda, mps or cpu; by default the best available one.")]
 Me = Annotated[
     list[str] | None,
@@ -101,14 +90,21 @@ class Request:
 
     def __init__(
         self,
-        paths: Paths = None,
+        paths: Annotated[
+            list[Path] | None,
+            typer.Argument(parser=parse_path, metavar="PATH", help="Files or folders with your texts."),
+        ] = None,
         include: Include = None,
         exclude: Exclude = None,
-        model: ModelName = "tiny",
-        recipe: RecipeName = None,
-        epochs: Epochs = None,
-        context: Context = None,
-        seed: Seed = 0,
+        model: Annotated[
+            str, name_option("Base model: a name, folder, GGUF file, Hub id, ollama:NAME or lmstudio:NAME.")
+        ] = "tiny",
+        recipe: Annotated[
+            str | None, typer.Option(help="Name of a recipe, or a TOML file.", show_default="one that fits the texts")
+        ] = None,
+        epochs: Annotated[int | None, typer.Option(help="Maximum number of epochs.")] = None,
+        context: Annotated[int | None, typer.Option(help="Context length in tokens.")] = None,
+        seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
         me: Me = None,
         device: Device = None,
         as_json: Json = False,

@@ -46,11 +46,11 @@ MIN_WIDTH_FOR_FIGURES = 70
 
 
 @contextmanager
-def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sink]:
+def show_progress(as_json: bool, *, hides: type | tuple = (), lists_left_out: bool = True) -> Iterator[Sink]:
     """Yields the sink for this output, which lists what was left out of the texts, or only says how much that is.
 
-    Its first failed write interrupts the run as Ctrl-C does, so that the best state is saved. Writes fail if the reader
-    goes away, as with `| head`, or if the disk is full.
+    It does not show the events that it `hides`. Its first failed write interrupts the run as Ctrl-C does, so that the
+    best state is saved. Writes fail if the reader goes away, as with `| head`, or if the disk is full.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -66,7 +66,7 @@ def show_progress(as_json: bool, *, lists_left_out: bool = True) -> Iterator[Sin
         def send(event: Event) -> None:
             nonlocal has_failed
             try:
-                if not has_failed:
+                if not (has_failed or isinstance(event, hides)):
                     sink(event)
             except OSError as error:
                 has_failed = True

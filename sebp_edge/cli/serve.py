@@ -23,16 +23,14 @@ def serve(
     ] = None,
     http: Annotated[bool, typer.Option("--http", help="Serve apps on this machine by HTTP, as OpenAI does.")] = False,
     folder: Annotated[
-        list[Path] | None,
-        path_option("With --http: answer from this folder; may be repeated.", "PATH"),
+        list[Path] | None, path_option("With --http: answer from this folder; may be repeated.", "PATH")
     ] = None,
     origin: Annotated[
         list[str] | None,
         typer.Option("--origin", metavar="ORIGIN", help="With --http: let pages of this origin in; may be repeated."),
     ] = None,
     mcp: Annotated[
-        list[Path] | None,
-        path_option("Serve an assistant (MCP) about this folder of notes.", "FOLDER"),
+        list[Path] | None, path_option("Serve an assistant (MCP) about this folder of notes.", "FOLDER")
     ] = None,
     model: Annotated[
         str | None, name_option("The base model, with --http or --mcp.", show_default=DEFAULT_MODEL)

@@ -103,7 +103,7 @@ class Assessor:
 
     def assess(self, result: GateResult) -> Assessment:
         """Assesses the trained adaptation, which stays in its final state, or is detached at the end."""
-        run, base, adaptation = self._run, self._run.base, self._run.adaptation
+        run, task, base, adaptation = self._run, self._run.task, self._run.base, self._run.adaptation
         self._job.enter(SAMPLES)
         decoder = Decoder(base.model)
         with decoder.holding_graphs():
@@ -114,19 +114,11 @@ class Assessor:
             before = self._continue_before(decoder)
         self._job.enter(GENERAL)
         probes = encode_probes(base.tokenizer, longest_sequence(base.model))
-        probed = probe(base, adaptation, probes, self._on_event, run.task.options, self._check)
+        probed = probe(base, adaptation, probes, self._on_event, task.options, self._check)
         self._job.enter(COPIES)
-        examples, names = run.task.dataset.examples, [document.source for document in self._documents]
+        examples, names = task.dataset.examples, [document.source for document in self._documents]
         copies = longest_copies(
-            base,
-            adaptation,
-            examples,
-            names,
-            run.task.seed,
-            COPIED_TOKENS,
-            self._on_event,
-            run.task.options,
-            self._check,
+            base, adaptation, examples, names, task.seed, COPIED_TOKENS, self._on_event, task.options, self._check
         )
         if before is None:
             run.detach()
@@ -139,7 +131,7 @@ class Assessor:
             expectation=expectation(
                 base.reference,
                 self._num_parameters,
-                is_chat=run.task.dataset.is_chat,
+                is_chat=task.dataset.is_chat,
                 has_quiz=result.quiz is not None,
                 of_people=mostly_of_people(document.content for document in self._documents),
             ),

@@ -1,18 +1,14 @@
 """Finds the base model that an adapter was made for; imports no torch."""
 
-from typing import TYPE_CHECKING
-
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.hub_cache import local_folder
 from sebp_edge.engine.models.installed import GGUF, LM_STUDIO, OLLAMA
 from sebp_edge.errors import ModelError, ModelOfflineError
-
-if TYPE_CHECKING:
-    from sebp_edge.store.adapter_store import AdapterStore
-    from sebp_edge.store.record import AdapterRecord
+from sebp_edge.store.adapter_store import AdapterStore
+from sebp_edge.store.record import AdapterRecord
 
 
-def find_base_model(store: "AdapterStore", record: "AdapterRecord") -> str:
+def find_base_model(store: AdapterStore, record: AdapterRecord) -> str:
     """Returns the name of an adapter's base model, or its path if it was given as a folder or a file.
 
     Refuses to download it, since the record may be from others.
@@ -29,7 +25,7 @@ def find_base_model(store: "AdapterStore", record: "AdapterRecord") -> str:
     return record.model
 
 
-def _remembered_path(store: "AdapterStore", record: "AdapterRecord") -> str:
+def _remembered_path(store: AdapterStore, record: AdapterRecord) -> str:
     """Returns where the base model is; adapters record its name only, but the store remembers its path."""
     kind = "file" if record.base_model.endswith(GGUF) else "folder"
     made_for = f"The adapter was made for the model in a {kind} {record.base_model!r}"

@@ -62,12 +62,7 @@ class UnknownDocument(AdapterError):
 
 
 def begin_forgetting(
-    call: Call,
-    adapter: Adapter,
-    documents: Sequence[str | Path],
-    texts: list | None,
-    *,
-    with_near_duplicates: bool,
+    call: Call, adapter: Adapter, documents: Sequence[str | Path], texts: list | None, *, with_near_duplicates: bool
 ) -> tuple[Forgetting | None, Receipt | None]:
     """Returns what it takes to forget documents of an adapter; or the receipt, if a call that was killed is completed.
 

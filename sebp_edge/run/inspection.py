@@ -170,13 +170,11 @@ class Inspection:
             tokens[example.document] += len(example.input_ids)
         contents = {number: documents[number].own_text for number in tokens}
         rates = {number: tokens[number] / len(text) for number, text in contents.items() if text}
-        kind = what_the_kind_can_do(
-            [documents[number].content for number in contents], recipe, has_template=bool(tokenizer.chat_template)
-        )
+        used = [documents[number].content for number in contents]
+        kind = what_the_kind_can_do(used, recipe, has_template=bool(tokenizer.chat_template))
         fits = fitting_recipe([document.content for document in documents], list(tokens.values()), reference)
         if recipe.questions:
             fits = recipe.name
-        used = [documents[number].content for number in contents]
         learnt = expectation(
             reference, conditions.shape.parameters, is_chat=dataset.is_chat, of_people=mostly_of_people(used)
         )

@@ -119,9 +119,9 @@ class JobSink:
         fraction: the share of the whole that was told to be done.
     """
 
-    def __init__(self, on_event: Sink, id: str | None = None, clock: Callable[[], float] | None = None):
+    def __init__(self, on_event: Sink, clock: Callable[[], float] | None = None):
         self._own_clock = WorkClock()
-        self.id, self.clock, self._on_event = id or new_job(), clock or self._own_clock, on_event
+        self.id, self.clock, self._on_event = new_job(), clock or self._own_clock, on_event
         self._ahead: list[Phase] = []
         self._phase = Phase("reading")
         self._is_laid_out = self._reports = self._is_guessed = False

@@ -89,19 +89,15 @@ class ModelCall(Call):
         """Context in which the model has the chosen adapter, later calls too unless `once`: see `ModelInUse`."""
         if choice.is_named:
             owners = self.in_use.owners or (self.in_use.adapter_folder, self.in_use.prompts)
-            self._use(choice)
+            found = self.store.find(choice.adapter, choice.version)
+            if self.in_use.adaptation is None or self.in_use.adapter_folder != found.path:
+                self.load_adapter(choice.adapter, choice.version)
             self.in_use.owners = owners if once else None
         elif choice.adapter is not None:
             self.in_use.take_back()
         base = self.load()
         with self.in_use.generating(with_adapter=choice.adapter is not None) as (decoder, rendered_as):
             yield base, decoder, rendered_as
-
-    def _use(self, choice: AdapterChoice) -> None:
-        """Loads an adapter, unless the model has it already."""
-        found = self.store.find(choice.adapter, choice.version)
-        if self.in_use.adaptation is None or self.in_use.adapter_folder != found.path:
-            self.load_adapter(choice.adapter, choice.version)
 
     def remember_model_of(self, found: SavedAdapter) -> None:
         """Remembers where the base model of a saved adapter is, if there is a store."""

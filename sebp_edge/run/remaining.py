@@ -92,7 +92,7 @@ class DocumentsNow:
     where: Where | None
 
     @classmethod
-    def of(cls, call: Call, adapter: Adapter, version: Version, texts: list | None) -> "DocumentsNow":
+    def of(cls, call: Call, adapter: Adapter, version: Version, texts) -> "DocumentsNow":
         """Reads the given texts, or else those of a version where it was made."""
         where = adapter.wheres().get(version.number, Where()) if texts is None else None
         reading = call.read(texts) if where is None else _read_where_learnt(where, call)
@@ -163,11 +163,7 @@ def remaining_of(base: Version, hashes: set[int], now: DocumentsNow, call: Call,
         version=base.number,
         record=AdapterRecord.read(base.folder),
         reading=replace(
-            reading,
-            documents=kept,
-            left_out=left_out,
-            num_equal=num_equal,
-            folders=_still_needed(reading, kept, call),
+            reading, documents=kept, left_out=left_out, num_equal=num_equal, folders=_still_needed(reading, kept, call)
         ),
         history=history_of(base.listed).without(hashes | gone),
         num_new=len(given - others.keys() - hashes),
@@ -208,7 +204,7 @@ def versions_with(adapter: Adapter, hashes: set[int]) -> list[int]:
     return [version.number for version in read_versions(adapter) if version.knows({version.salt: hashes})]
 
 
-def find_remaining(call: Call, adapter: Adapter, version: int, texts: list | None) -> Remaining:
+def find_remaining(call: Call, adapter: Adapter, version: int, texts) -> Remaining:
     """Returns what a version was trained on, to train it again."""
     (own,) = (each for each in read_versions(adapter) if each.number == version)
     if own.listed is None:

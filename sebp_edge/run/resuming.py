@@ -28,6 +28,7 @@ def run_with_waits(call: ModelCall, texts, run: Callable[[], Result]) -> Result:
 
     Documents that change meanwhile are left for the next adaptation.
     """
+    devices.refuse_several_processes()
     call.giving_way.wait_from_now_on()
     while True:
         try:
@@ -50,7 +51,6 @@ def run_adapt(
     Args:
         work: the job that it goes on with; None to begin one.
     """
-    devices.refuse_several_processes()
     place.store.check_writable(place.name, place.out)
     work = work or AdaptationJob.begin(call, place, "adapt", options, texts)
     with work.running(call):
@@ -68,7 +68,6 @@ def run_forget(
     work: AdaptationJob | None = None,
 ) -> Receipt:
     """Forgets documents: see `Personalizer.forget`, whose other arguments are the options."""
-    devices.refuse_several_processes()
     place.store.check_writable(place.name, place.out)
     call.job.begin()
     documents = [documents] if isinstance(documents, str | Path) else list(documents)
@@ -97,7 +96,6 @@ def run_forget(
 
 def resume(call: ModelCall, job: Job, texts, changed: str) -> AdaptResult | UnchangedResult | Receipt:
     """Goes on with a job: see `Personalizer.resume`."""
-    devices.refuse_several_processes()
     if changed not in CHANGED:
         raise OptionError(f"changed is {changed!r}; choose from {', '.join(CHANGED)}.")
     call, record = _call_of(job, call), job.record

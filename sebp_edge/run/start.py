@@ -69,17 +69,6 @@ class Start:
         rate = own["learning_rate"] if len(recipe.learning_rates) > 1 else None
         return recipe.replace(r=own["r"], load_in_4bit=own["load_in_4bit"], learning_rate=rate)
 
-    def lessons(self, draw: Draw, recipe: Recipe, seed: int) -> Lessons | None:
-        """Returns what the trainings train on; None if they cannot learn on (see `plan_lessons`)."""
-        return plan_lessons(
-            draw,
-            self.history,
-            self.comparison.learnt,
-            seed,
-            trained_on_all=bool(self.comparison.saved.record.trained_on_all),
-            refits=recipe.refits,
-        )
-
 
 @dataclass(frozen=True)
 class StartingPoint:
@@ -116,7 +105,9 @@ class StartingPoint:
         """
         if self.start is None:
             return replace(self, forgets=sync)
-        lessons = self.start.lessons(draw, recipe, seed)
+        history, learnt = self.start.history, self.start.comparison.learnt
+        options = {"trained_on_all": self.start.comparison.saved.record.trained_on_all, "refits": recipe.refits}
+        lessons = plan_lessons(draw, history, learnt, seed, **options)
         if lessons is None:
             obstacle = NEEDED_FOR_TESTS
         elif sync and lessons.gone:

@@ -15,7 +15,6 @@ from sebp_edge.run.saving import Place
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, read_receipts
 from sebp_edge.store.record import AdapterRecord
-from sebp_edge.values.folder import Folder
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ def run_verify(call: ModelCall, place: Place, texts) -> Verification:
         texts: the documents that remain; by default, they are read where they were learnt.
     """
     devices.refuse_several_processes()
-    if texts is not None:
-        texts = [texts] if isinstance(texts, str | Path | Folder | dict) else list(texts)
     if call.device.type != "cpu":
         raise MachineError(
             "A GPU adds in another order each time, so a training cannot be made again bit for bit there; verify with "
@@ -71,7 +68,7 @@ def run_verify(call: ModelCall, place: Place, texts) -> Verification:
             in_use.restore_adapter(call.job)
 
 
-def _verify(call: ModelCall, place: Place, texts: list | None) -> Verification:
+def _verify(call: ModelCall, place: Place, texts) -> Verification:
     adapter = place.adapter
     receipts = read_receipts(adapter)
     if not receipts:
@@ -101,9 +98,7 @@ def _verify(call: ModelCall, place: Place, texts: list | None) -> Verification:
             again,
         )
     return found(
-        False,
-        f"A training on the documents of version {version} gives other weights{_others(saved.record)}.",
-        again,
+        False, f"A training on the documents of version {version} gives other weights{_others(saved.record)}.", again
     )
 
 

@@ -22,18 +22,8 @@ LOAD = "loading"
 # continued, by how many tokens; more than samples are shown, since some continuations are the same.
 COPIED_TOKENS, NUM_BEGINNINGS, SAMPLED_TOKENS = 10_000, 5, 40
 # Names of phases that are no training.
-REPLIES, TEACHER, ACTIVE, ATTACH, BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = (
-    "replies",
-    "teacher",
-    "active version",
-    "attaching",
-    "quiz before",
-    "quiz",
-    "samples",
-    "general text",
-    "copies",
-    "saving",
-)
+REPLIES, TEACHER, ACTIVE, ATTACH = "replies", "teacher", "active version", "attaching"
+BASE_QUIZ, QUIZ, SAMPLES, GENERAL, COPIES, SAVE = "quiz before", "quiz", "samples", "general text", "copies", "saving"
 # Decoding a token reads all weights, which takes at least as long as this many tokens of a long text.
 MIN_DECODED = 8
 # Bytes per second from a disk, and seconds that every loading and saving takes.

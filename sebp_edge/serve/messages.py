@@ -8,7 +8,6 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,13 +76,19 @@ def shown(error: BaseException) -> dict:
     return {**described["data"], "message": described["message"]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoParams:
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
+class Parameters:
+    """Those of a method or of a kind of job; each class of them is a dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(cls, frozen=True, kw_only=True)
+
+
+class NoParams(Parameters):
     """No parameters."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitializeParams:
+class InitializeParams(Parameters):
     """The first request.
 
     Attributes:
@@ -107,8 +112,7 @@ class InitializeParams:
     low_priority: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelParams:
+class ModelParams(Parameters):
     """Which model; see `Personalizer`."""
 
     model: str = "tiny"
@@ -118,7 +122,6 @@ class ModelParams:
     me: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextsParams(ModelParams):
     """Texts: files and folders, and texts themselves."""
 
@@ -127,7 +130,6 @@ class TextsParams(ModelParams):
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingParams(TextsParams):
     """How a training gives way to other programs: see `Politeness`. `polite` waits for them, with half the threads."""
 
@@ -136,7 +138,6 @@ class TrainingParams(TextsParams):
     gpu_share: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdaptParams(TrainingParams):
     """See `Personalizer.adapt`."""
 
@@ -146,7 +147,6 @@ class AdaptParams(TrainingParams):
     keep_samples: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class ForgetParams(TrainingParams):
     """See `Personalizer.forget`."""
 
@@ -155,7 +155,6 @@ class ForgetParams(TrainingParams):
     activate_anyway: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExportParams(TextsParams):
     """See `Personalizer.export`."""
 
@@ -166,7 +165,6 @@ class ExportParams(TextsParams):
     version: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class VerifyParams(TextsParams):
     """See `Personalizer.verify_forgotten`."""
 
@@ -174,21 +172,18 @@ class VerifyParams(TextsParams):
     device: str | None = "cpu"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DownloadParams:
+class DownloadParams(Parameters):
     """The model to get if it is not on this machine."""
 
     model: str
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlanParams(TextsParams):
     """See `Personalizer.plan`."""
 
     gpu: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class GenerateParams(ModelParams):
     """See `Personalizer.generate`. Without `adapter`, the base model answers; without `version`, the active one."""
 
@@ -205,7 +200,6 @@ class GenerateParams(ModelParams):
     sampling_seed: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class CompleteParams(ModelParams):
     """See `Personalizer.complete`."""
 
@@ -216,7 +210,6 @@ class CompleteParams(ModelParams):
     min_probability: float = 0.6
 
 
-@dataclass(frozen=True, kw_only=True)
 class AskParams(TextsParams):
     """See `Personalizer.ask`. `before` has earlier questions and answers in turns; without an adapter, the reader."""
 
@@ -227,8 +220,7 @@ class AskParams(TextsParams):
     max_new_tokens: int = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchParams:
+class SearchParams(Parameters):
     """A question, and the texts that are searched. `before` is the question that it goes on from."""
 
     question: str
@@ -238,8 +230,7 @@ class SearchParams:
     num_passages: int = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartJobParams:
+class StartJobParams(Parameters):
     """Starts a job, once for each `id`, which the app chooses.
 
     Attributes:
@@ -252,63 +243,53 @@ class StartJobParams:
     params: dict
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobParams:
+class JobParams(Parameters):
     """Which job."""
 
     id: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResumeJobParams:
+class ResumeJobParams(JobParams):
     """Which job; see `Personalizer.resume`. Texts are needed only if they were no files, or were moved."""
 
-    id: str
     changed: str = "refuse"
     paths: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunningJobParams:
+class RunningJobParams(Parameters):
     """The job that the app believes to be running: another one is left alone."""
 
     expected_job_id: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubscribeParams:
+class SubscribeParams(JobParams):
     """Which job, and the number of the last event that the app has seen."""
 
-    id: str
     since: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CancelParams:
+class CancelParams(Parameters):
     """The `id` of a request that need not be answered any more."""
 
     request: str | int
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdapterParams:
+class AdapterParams(Parameters):
     """Which adapter, and which version of it."""
 
     name: str
     version: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class VersionParams:
+class VersionParams(Parameters):
     """A version of an adapter."""
 
     name: str
     version: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiffParams:
+class DiffParams(Parameters):
     """Two versions of an adapter; by default the newest one, and the one before it."""
 
     name: str
@@ -316,7 +297,6 @@ class DiffParams:
     new: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class WriteArchiveParams(AdapterParams):
     """A version, and the new file that it is written to; see `Adapter.export_archive`."""
 
@@ -324,40 +304,35 @@ class WriteArchiveParams(AdapterParams):
     names: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadArchiveParams:
+class ReadArchiveParams(Parameters):
     """A file with a version, and the name that the adapter gets; by default the one in the file."""
 
     file: str
     name: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class GcParams:
+class GcParams(Parameters):
     """How many of the newest versions of each adapter are kept, and whether the others are deleted, or only named."""
 
     keep: int = 3
     delete: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class RenameParams:
+class RenameParams(Parameters):
     """An adapter's name, and its new one."""
 
     name: str
     new_name: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChangeFoldersParams:
+class ChangeFoldersParams(Parameters):
     """Folders in which files may be read and written from now on, and those in which they may not be any more."""
 
     add: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class FoldersParams:
+class FoldersParams(Parameters):
     """Folders whose models are listed, too."""
 
     folders: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from sebp_edge.errors import StorageError
+from sebp_edge.errors import JobError, StorageError
 from sebp_edge.serve import messages
 from sebp_edge.serve.messages import JOBS, Refusal, parse
 from sebp_edge.serve.served_jobs import ACTIVE, ENDED
@@ -27,7 +27,8 @@ def start_job(server, params: messages.StartJobParams) -> dict:
         try:
             job = server.jobs.start(params, as_sent, *server.store.keep_job(params.id, inner))
         except StorageError:
-            server.jobs.forget_kept(params.id)
+            with suppress(JobError, StorageError):
+                server.store.adapters.jobs.remove(params.id)
             raise
     return _shown(job)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sebp_edge.basics.files import parse_dataclass
-from sebp_edge.errors import JobError, StorageError
+from sebp_edge.errors import StorageError
 from sebp_edge.events import finite, message
 from sebp_edge.serve.journal import MAX_JOBS, Damaged, Journal, set_aside
 from sebp_edge.serve.messages import TRAININGS, Refusal, ResumeJobParams, StartJobParams
@@ -196,11 +196,6 @@ class ServedJobs:
             self._recent[id, job.last_event] = record
             while len(self._recent) > _MAX_RECENT:
                 self._recent.popitem(last=False)
-
-    def forget_kept(self, id: str) -> None:
-        """Deletes what was kept of a job that could not be started."""
-        with suppress(JobError, StorageError):
-            self._stored.remove(id)
 
     def stored(self, job: ServedJob) -> "Job | None":
         """Returns what the store has saved of a job; None if it has nothing."""

@@ -76,20 +76,14 @@ class ServedStore:
         else:
             kind, options = "adapt", {key: getattr(params, key) for key in ("fresh", "sync", "keep_samples")}
             name = params.name or recipe.default_name
-        adapter = self.adapters.adapter(name)
+        adapter, model = self.adapters.adapter(name), resolve(params.model)
+        seed = check_seed(params.seed)
+        politeness = Politeness.of(params.polite, params.threads, params.gpu_share)
         texts = [{"path": path, "include": (), "exclude": ()} for path in params.paths]
         record = JobRecord(
             kind=kind,
             adapter=adapter.name,
-            settings=settings_of(
-                resolve(params.model),
-                recipe,
-                params.device,
-                self._memory,
-                check_seed(params.seed),
-                params.me,
-                Politeness.of(params.polite, params.threads, params.gpu_share),
-            ),
+            settings=settings_of(model, recipe, params.device, self._memory, seed, params.me, politeness),
             options=options | {"activate_anyway": params.activate_anyway},
             texts=None if params.texts or not texts else tuple(texts),
             state="queued",

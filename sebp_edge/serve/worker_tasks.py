@@ -35,26 +35,8 @@ from sebp_edge.run import generating
 from sebp_edge.run.asking import SearchedTexts, find_reader, quote, search
 from sebp_edge.run.downloading import download
 from sebp_edge.run.model_in_use import AdapterChoice, ModelInUse
-from sebp_edge.serve.messages import (
-    JOBS,
-    AskParams,
-    CompleteParams,
-    DownloadParams,
-    GenerateParams,
-    ModelParams,
-    PlanParams,
-    Refusal,
-    ResumeJobParams,
-    SearchParams,
-    TextsParams,
-    VerifyParams,
-    cancelled,
-    error_of,
-    parse,
-    shown,
-    texts_of,
-    turns_of,
-)
+from sebp_edge.serve import messages
+from sebp_edge.serve.messages import JOBS, Refusal, cancelled, error_of, parse, shown, texts_of, turns_of
 from sebp_edge.serve.methods import METHODS, check_paths, refuse_outside
 from sebp_edge.serve.streams import Outbox
 from sebp_edge.serve.tasks import Tasks
@@ -66,6 +48,7 @@ from sebp_edge.values.preparation_progress import Progress
 # Of a job that an error ends: the first that fits.
 _REFUSED = SebpEdgeError | Refusal
 _STATES = ((Interrupted, "interrupted"), (TrainingStopped, "failed"), (_REFUSED, "refused"), (Exception, "failed"))
+_Writing = messages.GenerateParams | messages.CompleteParams | messages.AskParams
 # Once an app asks, more requests follow: the session has its usual priority for so long, which is changed seldom.
 _SECONDS_UNTIL_LOW = 2.0
 
@@ -175,17 +158,18 @@ class Worker:
             params = parse(JOBS[task["kind"]], task["params"], task["kind"])
             self._refuse_outside = partial(check_paths, params, folders)
             self._refuse_outside()
-            if isinstance(params, DownloadParams):
+            if isinstance(params, messages.DownloadParams):
                 return lambda stop_when: download(resolve(params.model), on_event)
             job, options = self._personalizer(params, on_event=on_event), ("format", "quant", "version")
-            if isinstance(params, VerifyParams) and not params.paths:
+            if isinstance(params, messages.VerifyParams) and not params.paths:
                 refuse_outside(_learnt_from(job.store.adapter(params.name), None), folders)
             self._begin(job, params.model)
-            if isinstance(params, VerifyParams):
+            if isinstance(params, messages.VerifyParams):
                 return partial(job.verify_forgotten, texts_of(params), name=params.name)
             chosen = {key: getattr(params, key) for key in options}
             return partial(job.export, params.name, params.to, texts=texts_of(params), **chosen)
-        params, store = parse(ResumeJobParams, task["params"], "jobs.resume"), AdapterStore(self._settings["store"])
+        params = parse(messages.ResumeJobParams, task["params"], "jobs.resume")
+        store = AdapterStore(self._settings["store"])
         stored = store.jobs.get(task["stored"])
         arguments = stored.arguments()
         self._refuse_outside = partial(refuse_outside, _paths_of(stored, params, store), folders)
@@ -259,7 +243,7 @@ class Worker:
         self._tell_loaded()
         self._tell("answer", id=id, **answer)
 
-    def _generate(self, params: GenerateParams, id: str | int) -> dict:
+    def _generate(self, params: messages.GenerateParams, id: str | int) -> dict:
         prompt = params.prompt if params.prompt is not None else list(params.messages)
         options = ("max_new_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "stop")
         sampling = Sampling(**{key: getattr(params, key) for key in options}, seed=params.sampling_seed)
@@ -268,12 +252,12 @@ class Worker:
         with served.begin_call(rest["stop_when"]) as call:
             return asdict(generating.generate(call, prompt, choice, sampling, rest["on_text"]))
 
-    def _complete(self, params: CompleteParams, id: str | int) -> dict:
+    def _complete(self, params: messages.CompleteParams, id: str | int) -> dict:
         served = self._served_with_weights(params, id)
         found = served.complete(params.before, **self._streamed(params, id, ("max_new_tokens", "min_probability")))
         return {"text": found.text, **asdict(found)}
 
-    def _ask(self, params: AskParams, id: str | int) -> dict:
+    def _ask(self, params: messages.AskParams, id: str | int) -> dict:
         turns, one, index = turns_of(params), self._personalizer(params), self._index(params, id)
         if params.adapter is None and find_reader(one.store, one.reference) is None:
             # Needs no model, so that it may be about another one than the running job.
@@ -283,15 +267,13 @@ class Worker:
             del rest["adapter"]  # for the reader
         return asdict(self._served_with_weights(params, id).ask(params.question, index, before=turns, **rest))
 
-    def _search(self, params: SearchParams, id: str | int) -> dict:
+    def _search(self, params: messages.SearchParams, id: str | int) -> dict:
         return asdict(search(params.question, self._index(params, id), params.num_passages, params.before))
 
-    def _index(self, params: AskParams | SearchParams, id: str | int):
+    def _index(self, params: messages.AskParams | messages.SearchParams, id: str | int):
         return self._searched.index(texts_of(params), Progress(check=partial(self._refuse_stopped, id)))
 
-    def _streamed(
-        self, params: GenerateParams | CompleteParams | AskParams, id: str | int, options: tuple[str, ...] = ()
-    ) -> dict:
+    def _streamed(self, params: _Writing, id: str | int, options: tuple[str, ...] = ()) -> dict:
         """Returns the arguments of a call that writes text: these options, the adapter, and what chunks go to."""
         return {key: getattr(params, key) for key in options} | {
             "adapter": params.adapter,
@@ -300,10 +282,10 @@ class Worker:
             "stop_when": self._tasks.stops[id],
         }
 
-    def _look_ahead(self, params: TextsParams, id: str | int) -> dict:
+    def _look_ahead(self, params: messages.TextsParams, id: str | int) -> dict:
         """Plans or inspects, and remembers of the model and the machine what a planner needs to do so itself."""
         one, options = self._personalizer(params), {"name": params.name, "stop_when": self._tasks.stops[id]}
-        if isinstance(params, PlanParams):
+        if isinstance(params, messages.PlanParams):
             found = one.plan(texts_of(params), gpu=params.gpu, **options)
         else:
             found = one.inspect(texts_of(params), **options)
@@ -314,7 +296,7 @@ class Worker:
 
     # ---------------------------------------------------------------------------------------------------------- models
 
-    def _personalizer(self, params: ModelParams, **options) -> Personalizer:
+    def _personalizer(self, params: messages.ModelParams, **options) -> Personalizer:
         own = {key: getattr(params, key) for key in ("recipe", "device", "seed", "me")}
         return Personalizer(params.model, **own, **self._settings, **options)
 
@@ -329,7 +311,7 @@ class Worker:
             self._served = new
         return self._served
 
-    def _served_with_weights(self, params: GenerateParams | CompleteParams | AskParams, id: str | int) -> Personalizer:
+    def _served_with_weights(self, params: _Writing, id: str | int) -> Personalizer:
         served = self._serving(self._personalizer(params))
         if self._job is not None and served.in_use.base is None:
             if not self._job.in_use.can_lend:
@@ -352,7 +334,7 @@ def twin(base: BaseModel) -> BaseModel:
     return replace(base, model=copy.deepcopy(base.model, shared))
 
 
-def has_room(base: BaseModel, budget: int | None, used: int, characters: int, new_tokens: int) -> bool:
+def has_room(base: BaseModel, budget: int, used: int, characters: int, new_tokens: int) -> bool:
     """Whether the keys and values of an answer fit into a memory budget, beside the `used` bytes.
 
     A copy of the modules takes none to speak of: 0.8 MB for SmolLM2-135M.
@@ -362,10 +344,10 @@ def has_room(base: BaseModel, budget: int | None, used: int, characters: int, ne
     """
     tokens = characters // 2 + new_tokens
     tokens = min(tokens, longest_sequence(base.model) or tokens)
-    return budget is None or used + tokens * bytes_per_token(base.model) <= budget
+    return used + tokens * bytes_per_token(base.model) <= budget
 
 
-def _paths_of(stored: Job, params: ResumeJobParams, store: AdapterStore) -> list[str]:
+def _paths_of(stored: Job, params: messages.ResumeJobParams, store: AdapterStore) -> list[str]:
     """Returns all that a training may read; to forget, it reads again what the adapter was made from."""
     record = stored.record
     paths = [record.settings["model"], *record.options.get("documents", ()), *params.paths]

@@ -260,11 +260,7 @@ def test_a_reply_that_is_nowhere_gives_way_to_a_sentence():
         ("Which cabins?", "# Cabins\n\nWood.\n\nThe cabin is red.", "The cabin is red."),
         ("Where is the cabin?", "The cabin\nNext to the old mill at the lake.", "Next to the old mill at the lake."),
         ("When is the cabin ours?", "The cabin is red and ours. Ours from 4 March.", "Ours from 4 March."),
-        (
-            "Who has the cabin now?",
-            "We have the cabin now. After that Sorcha has it.",
-            "After that Sorcha has it.",
-        ),
+        ("Who has the cabin now?", "We have the cabin now. After that Sorcha has it.", "After that Sorcha has it."),
         ("How many people does the cabin sleep?", "The cabin has a stove. It sleeps 12.", "It sleeps 12."),
         (
             "Wann gehört die Hütte uns?",

@@ -131,13 +131,6 @@ def test_another_model_has_the_reader_that_was_active_for_it(micro, reader):
     assert reader.adapter(READER).active_for(first.record.base_model) is None
 
 
-def test_without_an_answer_no_model_is_loaded(folder, tmp_path):
-    personalizer = Personalizer(device="cpu", store=tmp_path / "store")
-    answer = personalizer.ask("What horsepower has my tractor?", folder)
-    assert (answer.text, answer.found, answer.sources) == ("Not in your notes.", False, ())
-    assert personalizer.in_use.base is None
-
-
 @pytest.mark.slow
 def test_a_quotation_and_a_refusal_import_no_torch(folder):
     code = """import sys
@@ -201,12 +194,7 @@ def test_the_command_uses_the_reader_of_the_model_and_prints_its_reply(folder, m
 def test_each_line_of_the_input_is_answered_with_a_line(folder, micro):
     asked = f"{QUESTION}\n\nIs there a helicopter?\n".encode() + b"\xff cabin?\nWhich colour has the boat?"
     result = run("ask", folder, "--model", micro, input=asked)
-    answers = [
-        f'"{SENTENCE}"\ttrip.md, line 3',
-        "Not in your notes.",
-        "",
-        '"The boat is teal."\tboat.md, line 1',
-    ]
+    answers = [f'"{SENTENCE}"\ttrip.md, line 3', "Not in your notes.", "", '"The boat is teal."\tboat.md, line 1']
     assert result.stdout.splitlines() == answers and result.exit_code == 0
     assert "The question is not valid Unicode" in result.stderr
     lines = records(run("ask", folder, "--model", micro, "--json", input=asked).stdout)

@@ -14,6 +14,7 @@ import sys
 import pytest
 from builders import make_llama
 from command import RECIPE, assert_one_sentence, contents, process, records, run, start, without_controls
+from terminals import read_to_the_end
 
 from sebp_edge import AdapterStore, Recipe
 
@@ -175,8 +176,6 @@ def test_the_command_that_activates_an_adapter_anyway_does(adapt, recipe, store)
         ({"--recipe": "note"}, "Unknown recipe 'note'; did you mean 'notes'?", 1),
         ({"--recipe": "nowhere.toml"}, r"nowhere\.toml cannot be read: No such file", 1),
         ({"--name": "a/b"}, "Invalid adapter name 'a/b'", 1),
-        ({"--name": ".."}, r"Invalid adapter name '\.\.'", 1),
-        ({"--epochs": "0"}, "epochs must be a whole number", 2),
         ({"--epochs": "1000000"}, "epochs must be a whole number above 0 and at most 1000", 2),
         ({"--context": "2"}, "context_length must be a whole number", 2),
         ({"--device": "cuda:99"}, "Device 'cuda:99' is not usable", 1),
@@ -450,18 +449,9 @@ def on_terminal(commands, columns):
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
     one = start([RUN_ALL, json.dumps(commands)], env=environment | {"TERM": "xterm-256color"}, **streams)
     os.close(theirs)
-    drawn = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not part:
-            break
-        drawn += part
-    os.close(ours)
-    assert one.wait(timeout=200) == 0, drawn.decode()
-    *pages, rest = drawn.decode().split("ended with 0")
+    drawn = read_to_the_end(ours)
+    assert one.wait(timeout=200) == 0, drawn
+    *pages, rest = drawn.split("ended with 0")
     assert not rest.strip()
     return [without_controls(page) for page in pages]
 

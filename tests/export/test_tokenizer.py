@@ -140,28 +140,22 @@ def test_other_tokens_are_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pre_tokenizer", "ignore_merges", "words"),
+    ("part", "rules", "ignore_merges", "words"),
     [
-        (split(r"\p{L}+|\s+"), False, "with these rules: split"),
-        (pre_tokenizers.Whitespace(), False, "with these rules: Whitespace"),
-        (pre_tokenizers.ByteLevel(add_prefix_space=True), False, "with these rules: ByteLevel"),
-        (split(QWEN_2), True, "with the rules 'qwen2' and ignore_merges True"),
+        ("pre_tokenizer", split(r"\p{L}+|\s+"), False, "with these rules: split"),
+        ("pre_tokenizer", pre_tokenizers.Whitespace(), False, "with these rules: Whitespace"),
+        ("pre_tokenizer", pre_tokenizers.ByteLevel(add_prefix_space=True), False, "with these rules: ByteLevel"),
+        ("pre_tokenizer", split(QWEN_2), True, "with the rules 'qwen2' and ignore_merges True"),
+        ("normalizer", normalizers.Lowercase(), False, "with these rules: Lowercase"),
     ],
 )
-def test_unknown_rules_are_refused(pre_tokenizer, ignore_merges, words):
+def test_unknown_rules_are_refused(part, rules, ignore_merges, words):
     tokenizer = make_tokenizer().backend_tokenizer
-    tokenizer.pre_tokenizer = pre_tokenizer
+    setattr(tokenizer, part, rules)
     values = json.loads(tokenizer.to_str())
     values["model"]["ignore_merges"] = ignore_merges
     with pytest.raises(ExportError, match=words):
         GgufTokenizer(with_bos(Tokenizer.from_str(json.dumps(values))), 320, "llama")
-
-
-def test_lower_case_is_refused():
-    tokenizer = make_tokenizer().backend_tokenizer
-    tokenizer.normalizer = normalizers.Lowercase()
-    with pytest.raises(ExportError, match="with these rules: Lowercase"):
-        GgufTokenizer(with_bos(tokenizer), 320, "llama")
 
 
 def test_the_bundled_models_tokenizer_is_known():

@@ -93,15 +93,14 @@ def open_door_of_notes(data, store_of_notes, model_folder, *options):
 
 
 @contextmanager
-def open_door(data, *options, before="", stdin=subprocess.DEVNULL):
+def open_door(data, *options, stdin=subprocess.DEVNULL):
     """Context with a server that has its own data folder, and warm processes.
 
     Args:
         stdin: its standard input, on which the app that starts it can speak.
-        before: code that its process runs first.
     """
     with WarmServers() as servers:
-        code = f"import sebp_edge.serve.client as client; client.command_of = lambda *_: {servers.command}\n{before}\n"
+        code = f"import sebp_edge.serve.client as client; client.command_of = lambda *_: {servers.command}\n"
         arguments = [code + CODE, "serve", "--http", "0", *map(str, options)]
         with start(arguments, stdin=stdin, env=environment(XDG_DATA_HOME=str(data))) as process:
             try:

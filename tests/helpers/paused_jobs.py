@@ -3,9 +3,11 @@
 import hashlib
 import json
 
+import pytest
 from failing_memory import RECIPE as SMALL
 
 from sebp_edge import Personalizer
+from sebp_edge.errors import Paused
 from sebp_edge.events import StepDone
 
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
@@ -54,6 +56,16 @@ THIRD_STEP = at_step("train", 3)
 def resume(store, job=None, **options):
     made = personalizer(**store.jobs.get(job).arguments(), store=store)
     return made, made.resume(job, **options)
+
+
+def adapt(model, store, texts, at=None, **options):
+    """Adapts; if it pauses itself (see `personalizer`), goes on then. Returns the result."""
+    made = personalizer(model, store, at, **options)
+    if at is None:
+        return made.adapt(texts, activate_anyway=True)
+    with pytest.raises(Paused):
+        made.adapt(texts, activate_anyway=True)
+    return resume(store, texts=texts)[1]
 
 
 def checkpoint_of(job):

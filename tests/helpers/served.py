@@ -193,6 +193,11 @@ class Server:
     def initialize(self, **settings):
         return self.call("initialize", **{"protocol": 1, "low_priority": False} | settings)
 
+    def start_job(self, id, **options):
+        """Starts a job whose events are sent."""
+        self.call("jobs.start", id=id, **options)
+        self.call("jobs.subscribe", id=id)
+
     def event(self, job, wanted=lambda event: True):
         """Returns the next event of a job that `wanted` accepts."""
         return self.wait(

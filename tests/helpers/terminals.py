@@ -22,13 +22,19 @@ def run_on_terminal(*arguments, typed):
     import pty  # which Windows lacks
 
     ours, theirs = pty.openpty()
-    shown = b""
     with process(*arguments, stdin=theirs, stderr=theirs) as one:
         os.close(theirs)
         os.write(ours, typed.encode())
-        with contextlib.suppress(OSError):  # the process has ended
-            while part := os.read(ours, 10_000):
-                shown += part
+        shown = read_to_the_end(ours)
         output, _ = one.communicate(timeout=200)
-    os.close(ours)
-    return one.returncode, output, shown.decode()
+    return one.returncode, output, shown
+
+
+def read_to_the_end(terminal):
+    """Returns all that a terminal shows until the process on its other side has ended; closes it."""
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while part := os.read(terminal, 65536):
+            shown += part
+    os.close(terminal)
+    return shown.decode()

@@ -6,12 +6,11 @@ import pytest
 from builders import make_tokenizer
 from learnt import NEW, NOTES, OLD, RECIPE
 from paused_jobs import RECIPE as IN_STEPS
-from paused_jobs import THIRD_STEP, bits, personalizer, resume
+from paused_jobs import THIRD_STEP, adapt, bits
 from reader_notes import watch_runs
 
 from sebp_edge import AdapterStore
 from sebp_edge.ask.general_texts import CHAT_TOKENS
-from sebp_edge.errors import Paused
 from sebp_edge.run import encoding, preparation
 from sebp_edge.run.job import DECODING
 from sebp_edge.run.work_ahead import REPLIES, phases_ahead
@@ -78,13 +77,7 @@ def test_it_resumes_bit_for_bit_with_the_same_replies(model, notes, tmp_path, as
     recipe, found = IN_STEPS.replace(general=SHARE), []
     for name, at in (("whole", None), ("paused", THIRD_STEP)):
         store = AdapterStore(tmp_path / name)
-        made = personalizer(model, store, at, recipe=recipe)
-        if at is None:
-            made.adapt(notes[30], activate_anyway=True)
-        else:
-            with pytest.raises(Paused):
-                made.adapt(notes[30], activate_anyway=True)
-            resume(store)
+        adapt(model, store, notes[30], at, recipe=recipe)
         found.append(bits(store))
     assert len(asked) == 3 and asked[0] == asked[1] == asked[2] != []
     assert found[0] == found[1]

@@ -15,14 +15,7 @@ from paused_jobs import bits
 
 from sebp_edge import AdapterStore, Politeness
 from sebp_edge.errors import Interrupted, Paused
-from sebp_edge.events import (
-    ExamplesEvaluated,
-    JobProgress,
-    JobStarted,
-    ModelLoaded,
-    StepDone,
-    Waiting,
-)
+from sebp_edge.events import ExamplesEvaluated, JobProgress, JobStarted, ModelLoaded, StepDone, Waiting
 
 pytestmark = pytest.mark.usefixtures("unassessed")
 GB = 10**9

@@ -39,14 +39,18 @@ class Clock:
         return self.seconds
 
 
-@pytest.fixture
-def job():
+def begun(phases=()):
     """A job that has begun, with a clock that only the test moves, and the events that it has sent."""
     events = []
     made = JobSink(events.append, clock=Clock())
     made.events = events
-    made.begin()
+    made.begin(phases)
     return made
+
+
+@pytest.fixture
+def job():
+    return begun()
 
 
 def spend(job, seconds, event=None):
@@ -132,7 +136,8 @@ def test_a_training_that_goes_on_begins_at_what_was_done(job):
 
 def test_every_event_has_the_id_of_the_job_and_a_call_that_has_not_begun_to_report_tells_no_progress():
     events = []
-    job = JobSink(events.append, "an id")
+    job = JobSink(events.append)
+    job.id = "an id"
     job(Notice("x"))
     job.tick()
     job.finish()
@@ -216,15 +221,6 @@ with WorkClock() as clock:
             assert counted <= real - seconds + MAX_GAP
 
 
-def guessed(phases):
-    """A job of these phases, with a clock that only the test moves."""
-    events = []
-    made = JobSink(events.append, clock=Clock())
-    made.events = events
-    made.begin(phases)
-    return made
-
-
 def prepare(job, *stages, seconds=1.0):
     for stage in stages:
         for done in (0, 13, 37, 37):
@@ -241,7 +237,7 @@ def assert_it_grows_from_0_to_1(job, phases):
 
 
 def test_the_progress_of_an_analysis_is_that_of_the_whole_call_and_its_time_that_of_the_examples():
-    job = guessed(phases_of_analysis(16))
+    job = begun(phases_of_analysis(16))
     prepare(job, "reading")
     job.enter("loading")
     spend(job, 5.0)
@@ -256,7 +252,7 @@ def test_the_progress_of_an_analysis_is_that_of_the_whole_call_and_its_time_that
 
 
 def test_the_progress_of_an_export_goes_on_while_it_is_read_back():
-    job = guessed(phases_of_export())
+    job = begun(phases_of_export())
     spend(job, 1.0)
     for number in range(1, 31):
         spend(job, 1.0, TensorWritten(number, 30))

@@ -13,13 +13,7 @@ from sebp_edge.research import learning_rates
 pytestmark = pytest.mark.usefixtures("unassessed")
 OF_SMALL, OF_LARGER = 2e-2, 1e-3
 RECIPE = Recipe(
-    name="r",
-    description="",
-    r=4,
-    learning_rate=(OF_SMALL, OF_LARGER),
-    epochs=2,
-    batch_tokens=200,
-    context_length=64,
+    name="r", description="", r=4, learning_rate=(OF_SMALL, OF_LARGER), epochs=2, batch_tokens=200, context_length=64
 )
 
 

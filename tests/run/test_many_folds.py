@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 from builders import dataset_of, make_examples
 from learnt import NOTES, RECIPE, of_kind, roles
-from paused_jobs import at_step, bits, personalizer, resume, verdict
+from paused_jobs import adapt, at_step, bits, verdict
 
 from sebp_edge import AdapterStore
 from sebp_edge.engine.memory.seconds import OVERHEAD_CPU
 from sebp_edge.engine.sparse.rows.schedule import make_schedules
-from sebp_edge.errors import Paused
 from sebp_edge.events import MemoryPlanned, TrainingStarted
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.work_ahead import MOST_SECONDS_IN_FOLDS, RATE_FOR_FOLDS, most_tokens_in_folds
@@ -58,13 +57,7 @@ def test_paused_in_a_later_fold_it_goes_on_bit_for_bit(model, tmp_path):
     found = []
     for number, at in enumerate([None, at_step("fold 5", 2)]):
         store = AdapterStore(tmp_path / f"store-{number}")
-        made = personalizer(model, store, at)
-        if at is None:
-            result = made.adapt(NOTES[:20], activate_anyway=True)
-        else:
-            with pytest.raises(Paused):
-                made.adapt(NOTES[:20], activate_anyway=True)
-            _, result = resume(store, texts=NOTES[:20])
+        result = adapt(model, store, NOTES[:20], at)
         found.append((bits(store), verdict(result), result.curves))
     assert found[0] == found[1]
     assert len(found[0][0]) == 7

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 import pytest
-from paused_jobs import RECIPE, THIRD_STEP, at_step, bits, checkpoint_of, personalizer, resume, verdict
+from paused_jobs import RECIPE, THIRD_STEP, adapt, at_step, bits, checkpoint_of, personalizer, resume, verdict
 
 from sebp_edge import AdapterStore
 from sebp_edge.engine.memory.guard import MemoryGuard
@@ -97,13 +97,7 @@ def test_every_kind_of_training_goes_on_bit_for_bit(model, notes, tmp_path, run_
         request.getfixturevalue("updated_in_backward")
     for at in (None, at_step("train", 5)):
         store = AdapterStore(tmp_path / f"store-{at is None}")
-        made = personalizer(model, store, at, recipe=recipe)
-        if at is None:
-            result = made.adapt(notes[30], activate_anyway=True)
-        else:
-            with pytest.raises(Paused):
-                made.adapt(notes[30], activate_anyway=True)
-            _, result = resume(store)
+        result = adapt(model, store, notes[30], at, recipe=recipe)
         found.append((bits(store), verdict(result), result.curves))
     assert found[0] == found[1]
 

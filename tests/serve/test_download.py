@@ -18,20 +18,10 @@ def hub(model_folder):
 def server(tmp_path_factory, hub):
     """A server that is cold, since huggingface_hub reads its environment when it is imported."""
     folder = tmp_path_factory.mktemp("hub")
-    own = {
-        "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(folder / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_OFFLINE": "0",
-    }
+    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(folder / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     with Server(env=environment(**own)) as server:
         server.initialize(store=str(folder / "store"))
         yield server
-
-
-def start(server, id, model):
-    server.call("jobs.start", id=id, kind="download", params={"model": model})
-    server.call("jobs.subscribe", id=id)
 
 
 def has_begun(event):
@@ -40,7 +30,7 @@ def has_begun(event):
 
 def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_gone_on_with(server, hub):
     hub.is_slow.set()
-    start(server, "first", "org/model")
+    server.start_job("first", kind="download", params={"model": "org/model"})
     event = server.event("first", has_begun)
     assert (event["event"]["stage"], event["phase"]) == ("downloading", "downloading")
     assert event["event"]["done"] <= event["event"]["total"] == sum(map(len, hub.files.values()))
@@ -53,7 +43,7 @@ def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_go
     assert (ended["state"], ended["error"]["code"], ended["resumable"]) == ("interrupted", "cancelled", False)
     assert server.call("status")["worker"] is None  # nothing is downloaded any more
     hub.is_slow.clear()
-    start(server, "second", "org/model")
+    server.start_job("second", kind="download", params={"model": "org/model"})
     done = server.state("second")
     assert done["state"] == "done" and done["result"]["model"] == "org/model"
     assert server.call("jobs.get", id="second")["job"]["progress"] == 1
@@ -61,15 +51,11 @@ def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_go
 
 
 def test_what_cannot_be_downloaded_is_refused_with_what_to_do(server, hub):
-    for model, code in (
-        ("org/nothing", "model_access"),
-        ("org/down", "model_offline"),
-        ("no such model", "model"),
-    ):
-        start(server, f"job-{code}", model)
+    for model, code in (("org/nothing", "model_access"), ("org/down", "model_offline"), ("no such model", "model")):
+        server.start_job(f"job-{code}", kind="download", params={"model": model})
         ended = server.state(f"job-{code}")
         assert (ended["state"], ended["error"]["code"]) == ("refused", code), (model, ended)
     for model, code in (("/etc", "folder_not_allowed"), (5, "invalid_params")):
         assert refused(server, "jobs.start", id="a", kind="download", params={"model": model}).code == code
-    start(server, "tiny", "tiny")
+    server.start_job("tiny", kind="download", params={"model": "tiny"})
     assert server.state("tiny")["state"] == "done" and hub.requests

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 from served import COMMAND, SECONDS, Server, all_gone, processes_below
 
@@ -66,8 +65,7 @@ def test_it_ends_after_its_input_whatever_it_does(settings, training):
     """A worker that is stopped cannot even save its state."""
     with Server(warm=True) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="first", params=training)
-        server.call("jobs.subscribe", id="first")
+        server.start_job("first", params=training)
         server.event("first", lambda event: event["event"] == random.choice(["preparing", "texts_read", "step"]))
         processes = processes_below(server.process.pid)
         assert len(processes) >= 2
@@ -76,14 +74,6 @@ def test_it_ends_after_its_input_whatever_it_does(settings, training):
         server.process.stdin.close()
         assert all_gone(processes)
     assert_the_job_is_shown(settings)
-
-
-def test_the_end_of_the_input_ends_it(tmp_path):
-    with Server() as server:
-        server.initialize(store=str(tmp_path))
-        server.process.stdin.close()
-        assert all_gone([psutil.Process(server.process.pid)])
-        assert server.process.wait() == 0
 
 
 @pytest.mark.parametrize("waits", [True, False])

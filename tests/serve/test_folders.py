@@ -45,8 +45,7 @@ def test_a_folder_that_became_a_link_to_outside_is_refused_when_a_job_begins_goe
             shutil.copytree(allowed / "sub", allowed / name)
 
         def start(id, kind="adapt", **params):
-            server.call("jobs.start", id=id, kind=kind, params=common | {"name": id} | params)
-            server.call("jobs.subscribe", id=id)
+            server.start_job(id, kind=kind, params=common | {"name": id} | params)
 
         start("paused", paths=[str(allowed / "paused")])
         server.event("paused", lambda event: event["event"] == "step")
@@ -99,8 +98,7 @@ def test_folders_are_added_and_taken_away_and_a_running_job_goes_on_with_those_i
         assert added == [str(allowed), str(model_folder), outside]
         assert server.call("search", **question, paths=[outside])["hits"]
         for id in ("first", "second"):
-            server.call("jobs.start", id=id, params=training | {"paths": [sub]})
-            server.call("jobs.subscribe", id=id)
+            server.start_job(id, params=training | {"paths": [sub]})
         server.event("first", lambda event: event["event"] == "step")
         assert server.call("folders", remove=[str(allowed)])["folders"] == [str(model_folder), outside]
         assert refused(server, "search", **question, paths=[sub]).code == "folder_not_allowed"

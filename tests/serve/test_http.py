@@ -185,9 +185,7 @@ def test_what_changes_nothing_is_ignored(door):
     [
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"n": 2}, "'n'"),
-        ({"logprobs": True}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"model": None}, "model"),
         ({"model": 5}, "model"),
         ({"messages": None}, "messages"),
@@ -202,7 +200,6 @@ def test_what_changes_nothing_is_ignored(door):
         ({"max_tokens": 0}, "'max_tokens' is not a whole number of at least 1"),
         ({"max_completion_tokens": "many"}, "'max_completion_tokens' is not a whole number"),
         ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
         ({"top_p": 5}, "top_p"),
         ({"seed": 1.5}, "sampling_seed"),
         ({"stop": 5}, "stop"),

@@ -19,8 +19,6 @@ SAID = [
 WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 TITLE = "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n"
 STOPS = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>", "/src/", "#- coding: utf-8", "```", "\n\n\n"]
-TOOL = {"type": "function", "function": {"name": "read_file", "description": "", "parameters": {"type": "object"}}}
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}}
 # The headers that are not a browser's; the token is added.
 OPEN_WEBUI = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "Python/3.11 aiohttp/3.13.2"}
 CONTINUE = {"Content-Type": "application/json", "Accept": "application/json", "X-Stainless-Lang": "js"}
@@ -72,47 +70,6 @@ REQUESTS = {
         LLM,
         COMPLETIONS,
         {"prompt": "the boat", "model": "base", "max_tokens": 256, **WITH_USAGE},
-    ),
-}
-# What they send that is not offered here, with the status and a word of what the app shows.
-REFUSED = {
-    "Open WebUI, native tools": (OPEN_WEBUI, CHAT, {"model": "base", "messages": SAID, "tools": [TOOL]}, 400, "tools"),
-    "Open WebUI, a picture": (
-        OPEN_WEBUI,
-        CHAT,
-        {"model": "base", "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
-        400,
-        "not text",
-    ),
-    "Open WebUI, a model that was removed": (OPEN_WEBUI, CHAT, {"model": "gone", "messages": SAID}, 404, "gone"),
-    "Continue, an agent": (
-        CONTINUE,
-        CHAT,
-        {"messages": SAID, "model": "base", "tools": [TOOL], "parallel_tool_calls": False, **WITH_USAGE},
-        400,
-        "tools",
-    ),
-    "Continue, text in the middle": (
-        CONTINUE,
-        "/v1/fim/completions",
-        {"model": "base", "prompt": "the", "suffix": "boat", "stream": True},
-        404,
-        "path",
-    ),
-    "Continue, embeddings": (CONTINUE, "/v1/embeddings", {"model": "base", "input": ["the boat"]}, 404, "path"),
-    "llm --schema": (
-        LLM,
-        CHAT,
-        {"messages": SAID, "model": "base", "response_format": {"type": "json_schema", "json_schema": {}}},
-        400,
-        "response_format",
-    ),
-    "llm, a tool's result": (
-        LLM,
-        CHAT,
-        {"messages": [*SAID, {"role": "tool", "tool_call_id": "1", "content": "5"}], "model": "base"},
-        400,
-        "role",
     ),
 }
 
@@ -174,11 +131,3 @@ def test_an_apps_request_is_answered_as_it_reads_answers(door, name):
     assert choices[-1]["finish_reason"] in ("stop", "length") and "".join(filter(None, texts))
     if has_usage or not body["stream"]:
         assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_an_app_sends_that_is_not_offered_has_an_error_that_it_shows(door, name):
-    headers, path, body, status, word = REFUSED[name]
-    found, answer = door.call("POST", path, body, **headers)
-    assert found == status and word in answer["error"]["message"] and answer["error"]["type"] == "invalid_request_error"
-    assert door.call("GET", "/v1/models")[0] == 200

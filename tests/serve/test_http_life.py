@@ -307,7 +307,9 @@ def test_without_the_extra_one_sentence_says_how_to_get_it(monkeypatch, own_data
         (["--origin", "app://a"], "go with --http"),
         (["--http", "--mcp", "."], "do not go together"),
         (["--http", "--folder", "nowhere"], "There is no folder 'nowhere'"),
-        (["--http", "--may-learn"], "goes with --mcp"),
+        (["--mcp", "nowhere"], "There is no folder 'nowhere'"),
+        (["--may-learn"], "goes with --mcp FOLDER"),
+        (["--model", "qwen3-0.6b"], "goes with --http or --mcp FOLDER"),
         (["--http", "70000"], "less than or equal to 65535"),
     ],
 )

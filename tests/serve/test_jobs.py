@@ -83,8 +83,7 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
 
 
 def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, training):
-    server.call("jobs.start", id="first", params=training)
-    server.call("jobs.subscribe", id="first")
+    server.start_job("first", params=training)
     server.event("first", lambda event: event["event"] == "step")
     health = server.call("health")
     assert health["device"] == "cpu" and health["free_memory"] > 10**6
@@ -96,14 +95,15 @@ def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, trai
     server.call("generate", **prompt)
     again = server.call("health")["loaded"]
     assert again == loaded | {"size": again["size"]} and 0 < again["size"] <= loaded["size"]  # without an adapter
-    server.call("unload")
+    worker = psutil.Process(server.worker())
+    assert server.call("unload") == {}
+    assert all_gone([worker]) and server.worker() is None
     assert server.call("health")["loaded"] is None
 
 
 def test_what_was_forgotten_is_verified_by_a_job_that_is_not_kept(server, settings, request_of, short, folder):
     def ended(id, kind, **params):
-        server.call("jobs.start", id=id, kind=kind, params=params)
-        server.call("jobs.subscribe", id=id)
+        server.start_job(id, kind=kind, params=params)
         return server.state(id)
 
     request = request_of(recipe=short, activate_anyway=True)
@@ -125,11 +125,10 @@ def test_what_was_forgotten_is_verified_by_a_job_that_is_not_kept(server, settin
 
 
 def test_a_job_that_is_over_is_removed_and_one_that_runs_is_not(server, settings, training, too_little):
-    server.call("jobs.start", id="little", params=too_little)
-    server.call("jobs.subscribe", id="little")
-    assert server.state("little")["state"] == "refused"
-    server.call("jobs.start", id="long", params=training)
-    server.call("jobs.subscribe", id="long")
+    server.start_job("little", params=too_little)
+    ended = server.state("little")
+    assert (ended["state"], ended["error"]["code"]) == ("refused", "texts") and server.worker() is not None
+    server.start_job("long", params=training)
     server.event("long", lambda event: event["event"] == "step")
     assert server.call("jobs.unsubscribe", id="long") == server.call("jobs.unsubscribe", id="none") == {}
     assert refused(server, "jobs.remove", id="long").code == "wrong_state"
@@ -147,8 +146,7 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(
 ):
     """The answers are those of the active version, as they are without a training, too."""
     request = request_of(name="same", activate_anyway=True)
-    shared.call("jobs.start", id="same-1", params=request)
-    shared.call("jobs.subscribe", id="same-1")
+    shared.start_job("same-1", params=request)
     assert shared.state("same-1")["state"] == "done"
     chosen = {"model": str(model_folder), "device": "cpu", "adapter": "same"}
     methods = {
@@ -159,8 +157,7 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(
     methods["generate, base"] = methods["generate"] | {"adapter": None}
     alone = {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()}
     assert alone["generate"] != alone["generate, base"]
-    shared.call("jobs.start", id="same-2", params=request | {"fresh": True})
-    shared.call("jobs.subscribe", id="same-2")
+    shared.start_job("same-2", params=request | {"fresh": True})
     shared.event("same-2", lambda event: event["event"] == "step")
     # All at once, so that they arrive while it trains, however late this process goes on.
     numbers = {name: shared.send(name.split(",")[0], **params) for name, params in methods.items()}
@@ -173,13 +170,11 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(
 def test_what_a_training_cannot_share_is_busy(shared, request_of, model_folder, tmp_path):
     recipe = tmp_path / "full.toml"  # so long that it still trains when it is cancelled
     recipe.write_text('method = "full"\nlearning_rate = 1e-4\nepochs = 1000\npatience = 1000\nbatch_tokens = 1024\n')
-    shared.call("jobs.start", id="full", params=request_of(recipe=str(recipe), name="full"))
-    shared.call("jobs.subscribe", id="full")
+    shared.start_job("full", params=request_of(recipe=str(recipe), name="full"))
     shared.event("full", lambda event: event["event"] == "step")
     for model in (str(model_folder), "tiny"):
-        with pytest.raises(Refused) as caught:
-            shared.call("generate", prompt="the", model=model, device="cpu")
-        assert (caught.value.code, caught.value.error["data"]["retry"]) == ("busy", True)
+        error = refused(shared, "generate", prompt="the", model=model, device="cpu")
+        assert (error.code, error.error["data"]["retry"]) == ("busy", True)
     shared.call("jobs.cancel", expected_job_id="full")
     assert shared.state("full")["state"] == "interrupted"
     assert shared.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=2)
@@ -187,8 +182,7 @@ def test_what_a_training_cannot_share_is_busy(shared, request_of, model_folder, 
 
 def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, request_of):
     for number in range(3):
-        shared.call("jobs.start", id=f"job-{number}", params=request_of(name=f"name-{number}"))
-        shared.call("jobs.subscribe", id=f"job-{number}")
+        shared.start_job(f"job-{number}", params=request_of(name=f"name-{number}"))
     shared.call("jobs.cancel", expected_job_id="job-1")  # it waits
     assert shared.state("job-1")["error"]["code"] == "cancelled"
     shared.call("jobs.cancel", expected_job_id="job-0")  # it begins
@@ -202,20 +196,9 @@ def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, re
     assert shared.state("job-2")["state"] == "interrupted"
     try:
         assert "text" in shared.answer(answer)  # it ended before the job was cancelled
-    except Refused as refused:
-        assert refused.code == "busy"
-    with pytest.raises(Refused) as caught:
-        shared.call("jobs.pause", expected_job_id="job-1")
-    assert caught.value.code == "wrong_state"
-
-
-def test_bad_texts_are_refused_and_the_worker_stays(shared, request_of, tmp_path):
-    (tmp_path / "empty").mkdir()
-    shared.call("jobs.start", id="none", params=request_of(paths=[str(tmp_path / "empty")], name="none"))
-    shared.call("jobs.subscribe", id="none")
-    ended = shared.state("none")
-    assert (ended["state"], ended["error"]["code"]) == ("refused", "texts")
-    assert shared.worker() is not None
+    except Refused as error:
+        assert error.code == "busy"
+    assert refused(shared, "jobs.pause", expected_job_id="job-1").code == "wrong_state"
 
 
 def test_requests_are_cancelled_while_they_wait_and_while_they_are_answered(shared):
@@ -238,8 +221,7 @@ def test_an_adapter_is_exported(shared, request_of, short, tmp_path):
     shared.call("jobs.start", id="made", params=request_of(name="made", recipe=short, activate_anyway=True))
     params = {key: value for key, value in request_of().items() if key in ("model", "device")}
     params |= {"name": "made", "to": str(tmp_path / "out"), "format": "peft"}
-    shared.call("jobs.start", id="exported", kind="export", params=params)
-    shared.call("jobs.subscribe", id="exported")
+    shared.start_job("exported", kind="export", params=params)
     ended = shared.state("exported")
     assert ended["state"] == "done", ended
     assert (tmp_path / "out" / "adapter_model.safetensors").exists()
@@ -251,8 +233,7 @@ def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, r
     own = Personalizer(model_folder, recipe=Recipe.load(recipe), device="cpu", store=folder / "own")
     own.adapt(folder / "notes", name="paused", activate_anyway=True)
     request = request_of(name="paused", recipe=str(recipe), activate_anyway=True)
-    shared.call("jobs.start", id="paused", params=request)
-    shared.call("jobs.subscribe", id="paused")
+    shared.start_job("paused", params=request)
     for _ in range(random.randrange(1, 6)):
         shared.event("paused", lambda event: event["event"] == "step")
     worker = psutil.Process(shared.worker())
@@ -265,14 +246,6 @@ def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, r
     ended = shared.state("paused", ENDED)
     assert ended["state"] == "done", ended
     assert adapter_file(folder / "store", "paused", 1) == adapter_file(folder / "own", "paused", 1)
-
-
-def test_a_worker_is_unloaded(shared, model_folder):
-    shared.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=1)
-    worker = psutil.Process(shared.worker())
-    assert shared.call("unload") == {}
-    assert all_gone([worker])
-    assert shared.worker() is None
 
 
 def test_a_model_that_is_new_here_is_read_once_by_the_worker_which_no_plan_wakes(settings, request_of):
@@ -301,13 +274,11 @@ def test_a_gpu_answers_the_same_while_it_trains(server, request_of, tmp_path):
     recipe = tmp_path / "short-steps.toml"
     recipe.write_text(LONGER.replace("batch_tokens = 200", "batch_tokens = 70"))
     request = request_of(model="tiny", device="cuda", activate_anyway=True, recipe=str(recipe))
-    server.call("jobs.start", id="first", params=request)
-    server.call("jobs.subscribe", id="first")
+    server.start_job("first", params=request)
     assert server.state("first")["state"] == "done"
     asked = {"device": "cuda", "adapter": "mine", "prompt": "the boat", "temperature": 0, "max_new_tokens": 6}
     alone = server.call("generate", **asked)
-    server.call("jobs.start", id="second", params=request | {"fresh": True})
-    server.call("jobs.subscribe", id="second")
+    server.start_job("second", params=request | {"fresh": True})
     for _ in range(3):
         server.event("second", lambda event: event["event"] == "step")
         assert server.call("generate", **asked) == alone
@@ -316,8 +287,7 @@ def test_a_gpu_answers_the_same_while_it_trains(server, request_of, tmp_path):
 
 def test_a_job_whose_texts_have_changed_is_refused_and_goes_on_as_asked(server, request_of, folder, tmp_path):
     notes = write_notes(tmp_path / "changing")
-    server.call("jobs.start", id="changed", params=request_of(paths=[str(notes)], activate_anyway=True))
-    server.call("jobs.subscribe", id="changed")
+    server.start_job("changed", params=request_of(paths=[str(notes)], activate_anyway=True))
     server.event("changed", lambda event: event["event"] == "step")
     server.call("jobs.pause", expected_job_id="changed")
     assert server.state("changed", {"paused"})["resumable"]

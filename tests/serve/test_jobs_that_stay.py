@@ -4,12 +4,10 @@ import json
 import secrets
 import sqlite3
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
-from served import SECONDS, Refused, Server, all_gone, processes_below, start_server, wait_until
+from served import SECONDS, Refused, Server, all_gone, processes_below, refused, start_server, wait_until
 
 from sebp_edge import AdapterStore
 
@@ -20,16 +18,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def settings(tmp_path):
     return {"store": str(tmp_path / "store"), "folders": ["/"], "low_priority": False}
-
-
-def test_a_worker_that_is_killed_interrupts_its_job_only(server, request_of, model_folder):
-    server.call("jobs.start", id="first", params=request_of())
-    server.call("jobs.subscribe", id="first")
-    server.event("first", lambda event: event["event"] == "texts_read")
-    psutil.Process(server.worker()).kill()
-    ended = server.state("first")
-    assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
-    assert server.call("generate", prompt="the", model=str(model_folder), device="cpu", max_new_tokens=2)
 
 
 def test_a_worker_that_is_idle_ends(settings, model_folder):
@@ -54,10 +42,7 @@ def test_an_app_that_does_not_read_stops_no_training(settings, request_of, short
     for number in range(3, 400):  # fills the pipe with answers
         ask(number, "jobs.list")
     store = Path(settings["store"]) / "adapters"
-    until = time.monotonic() + SECONDS
-    while not (store / "mine" / "1").exists():
-        time.sleep(0.02)
-        assert time.monotonic() < until
+    wait_until((store / "mine" / "1").exists)
     numbers = []
     for line in process.stdout:
         message = json.loads(line)
@@ -124,26 +109,25 @@ def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of, short
 def test_a_job_that_was_begun_elsewhere_keeps_its_id(server, settings, request_of):
     folder = Path(settings["store"]) / "adapters" / ".jobs" / "mine"
     folder.mkdir(parents=True)
-    with pytest.raises(Refused) as caught:
-        server.call("jobs.start", id="mine", params=request_of())
-    assert caught.value.code == "id_taken"
+    assert refused(server, "jobs.start", id="mine", params=request_of()).code == "id_taken"
     assert list(folder.iterdir()) == []
 
 
 def test_jobs_that_are_refused_or_cancelled_leave_nothing(server, settings, request_of, tmp_path):
-    for id, params in (("none", {"paths": [str(tmp_path)]}), ("forget", {"documents": ["nothing"]})):
-        kind = "forget" if id == "forget" else "adapt"
-        server.call("jobs.start", id=id, kind=kind, params=request_of(**params))
-        server.call("jobs.subscribe", id=id)
-        assert server.state(id)["state"] == "refused"
+    for kind, params, code in (
+        ("adapt", {"paths": [str(tmp_path)]}, "texts"),
+        ("adapt", {"gpu_share": 50}, "invalid_option"),  # on the CPU
+        ("forget", {"documents": ["nothing"]}, "adapter"),
+    ):
+        server.start_job(code, kind=kind, params=request_of(**params))
+        ended = server.state(code)
+        assert (ended["state"], ended["error"]["code"]) == ("refused", code)
     for changes, code in (
         ({"model": "tinny"}, "model"),
         ({"recipe": "notess"}, "recipe"),
         ({"seed": -1}, "invalid_option"),
     ):
-        with pytest.raises(Refused) as caught:
-            server.call("jobs.start", id="wrong", params=request_of(**changes))
-        assert caught.value.code == code
+        assert refused(server, "jobs.start", id="wrong", params=request_of(**changes)).code == code
     assert AdapterStore(settings["store"]).jobs.list() == []
 
 
@@ -156,14 +140,12 @@ def test_a_full_disk_is_told_and_the_running_job_goes_on(settings, request_of, s
 
     with Server(warm=True) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="first", params=request_of(recipe=short))
-        server.call("jobs.subscribe", id="first")
+        server.start_job("first", params=request_of(recipe=short))
         server.event("first", lambda event: event["event"] == "texts_read")
         limit(server, 0)
         for id in ("second", "third"):
-            with pytest.raises(Refused) as caught:
-                server.call("jobs.start", id=id, params=request_of())
-            assert (caught.value.code, caught.value.error["data"]["retry"]) == ("storage", True)
+            error = refused(server, "jobs.start", id=id, params=request_of())
+            assert (error.code, error.error["data"]["retry"]) == ("storage", True)
         limit(server, 4096)  # enough for a file, but not for the journal
         with pytest.raises(Refused, match="The journal cannot be written") as caught:
             server.call("jobs.start", id="second", params=request_of())
@@ -188,8 +170,7 @@ def test_a_full_disk_is_told_and_the_running_job_goes_on(settings, request_of, s
 def test_what_happens_while_the_disk_is_full_is_in_the_journal_afterwards(settings, request_of, short):
     with Server(warm=True) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="first", params=request_of(recipe=short))
-        server.call("jobs.subscribe", id="first")
+        server.start_job("first", params=request_of(recipe=short))
         server.event("first", lambda event: event["event"] == "step")
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         server.event("first", lambda event: event.get("state") == "done")
@@ -215,8 +196,7 @@ def test_the_journal_has_no_text_and_no_name_of_a_file_or_a_removed_adapter(
         (folder / f"{canaries['file']}-{number}.md").write_text(f"{canaries['text']} the boat {number} is green. " * 4)
     (folder / f"{canaries['file']}.bin").write_bytes(bytes(200))
     request = request_of(paths=[str(folder)], texts=[canaries["text"] * 9], name="secretly", recipe=short)
-    server.call("jobs.start", id="first", params=request)
-    server.call("jobs.subscribe", id="first")
+    server.start_job("first", params=request)
     server.state("first")
     model = {key: request[key] for key in ("model", "device")}
     server.call("ask", question=f"Where is {canaries['question']}?", paths=[str(folder)], **model)

@@ -63,6 +63,7 @@ found = ServedJobs.events
 ServedJobs.events = lambda jobs, id, since, limit: found(jobs, id, since, limit) if limit == 1 else []
 """
 DONE = {"tells": "ended", "state": "done", "facts": {"result": {}}}
+JOB = {"texts": ["The ferry."]}
 PAUSED = {"tells": "ended", "state": "paused", "facts": {}}
 
 
@@ -84,14 +85,9 @@ def serve(tmp_path):
         server.__exit__()
 
 
-def start_job(server, id="first"):
-    server.call("jobs.start", id=id, params={"texts": ["The ferry."]})
-    server.call("jobs.subscribe", id=id)
-
-
 def test_a_job_that_is_cancelled_while_it_is_paused_does_not_stay_paused(serve):
     server = serve(job=[{"tells": "running"}], stop_job=[PAUSED])  # it had saved its state before it was told to stop
-    start_job(server)
+    server.start_job("first", params=JOB)
     server.state("first", {"running"})
     assert server.call("jobs.pause", expected_job_id="first")["job"]["state"] == "pausing"
     assert server.call("jobs.cancel", expected_job_id="first")["job"]["state"] in ("cancelling", "interrupted")
@@ -102,9 +98,9 @@ def test_a_job_that_is_cancelled_while_it_is_paused_does_not_stay_paused(serve):
 
 def test_a_job_that_ends_before_its_pause_arrives_is_done_and_the_next_one_runs(serve):
     server = serve(job=[{"tells": "running"}], pause_job=[DONE])
-    start_job(server)
+    server.start_job("first", params=JOB)
     server.state("first", {"running"})
-    start_job(server, "second")
+    server.start_job("second", params=JOB)
     server.call("jobs.pause", expected_job_id="first")
     assert server.state("first")["state"] == "done"
     assert server.state("second", {"running"})
@@ -119,17 +115,16 @@ def test_what_the_worker_had_not_begun_is_cancelled_and_the_worker_stays(serve):
     server = serve(stop_job=[{"tells": "dropped", "do": "job"}], stop=[{"tells": "dropped", "do": "answer"}])
     request = server.send("generate", prompt="The")
     server.call("cancel", request=request)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Refused, match="The request was cancelled"):
         server.answer(request)
-    assert caught.value.code == "cancelled"
     worker = server.worker()
-    start_job(server)
+    server.start_job("first", params=JOB)
     server.state("first", {"starting"})
     server.call("jobs.cancel", expected_job_id="first")
     ended = server.state("first")
     assert (ended["state"], ended["error"]["code"], ended["resumable"]) == ("interrupted", "cancelled", False)
     assert server.worker() == worker
-    start_job(server, "second")
+    server.start_job("second", params=JOB)
     assert server.state("second", {"starting"})
 
 
@@ -138,15 +133,14 @@ def test_a_plan_that_is_cancelled_once_it_is_the_workers_does_not_wake_it(serve)
     server = serve(first=LATE)
     request = server.send("plan", texts=["The ferry."])
     assert server.call("cancel", request=request) == {}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(Refused, match="The request was cancelled"):
         server.answer(request)
-    assert caught.value.code == "cancelled"
     assert server.worker() is None
 
 
 def test_a_subscription_ends_with_its_job_whose_last_event_is_sent_before_it_is_forgotten(serve):
     server = serve(first=SLOW, job=[{"tells": "running"}, DONE])
-    start_job(server)
+    server.start_job("first", params=JOB)
     server.call("jobs.start", id="second", kind="forget", params={"documents": ["1"]})  # of the same adapter
     last = server.event("first")
     assert (last["number"], last["event"]["state"]) == (4, "done")

@@ -22,8 +22,7 @@ def server(settings, notes_folder, training, tmp_path):
     params = training | {"name": "mine", "recipe": str(tmp_path / "short.toml"), "activate_anyway": True}
     with Server(warm=True) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="first", params=params)
-        server.call("jobs.subscribe", id="first")
+        server.start_job("first", params=params)
         assert server.state("first")["state"] == "done"
         (notes_folder / "new.md").write_text(make_sentences(1, seed=7)[0])
         yield server
@@ -35,8 +34,7 @@ def lesson(server, training, tmp_path):
 
     def begin(**options):
         params = training | {"name": "mine", "recipe": str(tmp_path / "short.toml")} | options
-        server.call("jobs.start", id="lesson", params=params)
-        server.call("jobs.subscribe", id="lesson")
+        server.start_job("lesson", params=params)
 
     return begin
 
@@ -83,7 +81,8 @@ def test_a_worker_that_is_killed_loses_nothing(server, settings, lesson, when):
     lesson(activate_anyway=True)
     server.event("lesson", lambda event: event["event"] == when)
     os.kill(server.worker(), signal.SIGKILL)
-    assert server.state("lesson")["state"] == "interrupted"
+    ended = server.state("lesson")
+    assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
     found, was_saved = adapter(settings), when == "saved"
     assert server.call("jobs.get", id="lesson")["job"]["resumable"] is not was_saved
     assert found.active() == 1 + was_saved

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 from builders import make_llama
-from command import run
 from served import ENDED, SECONDS, all_gone, environment, processes_below
 
 from sebp_edge import AdapterStore
@@ -47,20 +46,6 @@ def notes(tmp_path, own_data_folder):
     folder.mkdir()
     (folder / "keys.md").write_text(NOTE)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--mcp", "nowhere"], "There is no folder 'nowhere'"),
-        (["--may-learn"], "goes with --mcp FOLDER"),
-        (["--model", "qwen3-0.6b"], "goes with --http or --mcp FOLDER"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(options, words):
-    result = run("serve", *options)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert words in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_it_answers_with_a_notes_name_learns_and_forgets_if_allowed_and_leaves_no_process(

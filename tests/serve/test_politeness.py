@@ -2,13 +2,12 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from fake_machine import write_supplies
-from served import SECONDS, Server
+from served import Server, wait_until
 
 NICENESS = 10
 pytestmark = [
@@ -38,14 +37,6 @@ def session_is(pid, niceness):
     return not file.exists() or file.read_text().split()[-1:] in ([], [str(niceness)])
 
 
-def wait_for(condition):
-    until = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    return True
-
-
 def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path, settings, training):
     write_supplies(tmp_path / "power", plugged=True)
     recipe = Path(training["recipe"])
@@ -53,8 +44,7 @@ def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path,
     params = training | {"name": "mine", "polite": True, "threads": 1}
     with Server(warm=True, first=SUPPLIES.format(folder=str(tmp_path / "power"))) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="a", params=params)
-        server.call("jobs.subscribe", id="a")
+        server.start_job("a", params=params)
         server.event("a", lambda event: event["event"] == "step")
         write_supplies(tmp_path / "power", plugged=False)
         waiting = server.event("a", lambda event: event["event"] == "waiting")["event"]
@@ -88,23 +78,14 @@ def test_only_the_threads_of_a_job_have_a_low_priority_and_its_session_while_not
         model = {key: training[key] for key in ("model", "device")}
         server.call("generate", prompt="a boat", max_new_tokens=2, **model)
         assert {*priorities(server.worker()).values()} == {usual}
-        server.call("jobs.start", id="a", params=training | {"name": "mine"})
-        server.call("jobs.subscribe", id="a")
+        server.start_job("a", params=training | {"name": "mine"})
         server.event("a", lambda event: event["event"] == "step")
-        assert wait_for(lambda: session_is(server.worker(), NICENESS if asked else 0))
+        wait_until(lambda: session_is(server.worker(), NICENESS if asked else 0))
         found = priorities(server.worker())
         assert found.pop(server.worker()) == usual
         assert low in found.values()
         assert "text" in server.call("generate", prompt="a boat", max_new_tokens=2, **model)
-        assert wait_for(lambda: session_is(server.worker(), 0))
+        wait_until(lambda: session_is(server.worker(), 0))
         server.call("jobs.cancel", expected_job_id="a")
         server.state("a", {"interrupted"})
         assert priorities(server.worker())[server.worker()] == usual
-
-
-def test_a_share_of_the_gpu_on_the_cpu_is_refused(settings, training):
-    with Server(warm=True) as server:
-        server.initialize(**settings)
-        server.call("jobs.start", id="a", params=training | {"name": "mine", "gpu_share": 50})
-        server.call("jobs.subscribe", id="a")
-        assert server.state("a")["error"]["code"] == "invalid_option"
