@@ -50,11 +50,11 @@ def plan_lessons(
     known, current = history.known, draw.fingerprints
     matches = match(list(current.values()), known)
     uses = {
-        number: _Use(None if own is None else known[own].role, frozenset(known[index].role for index in relatives))
+        number: _Use(None if own is None else known[own].split, frozenset(known[index].split for index in relatives))
         for number, own, relatives in zip(current, matches.unchanged, matches.relatives, strict=True)
     }
     # A version has a judged state for each split if it has used documents so.
-    is_split = any(document.role == TEST for document in known)
+    is_split = any(document.split == TEST for document in known)
     if draw.kind == "none" or (draw.kind == "split") != is_split or draw.num_folds != history.num_folds:
         return None
     sides = draw.sides()

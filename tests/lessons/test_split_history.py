@@ -125,17 +125,17 @@ def test_the_next_draw_trains_on_no_document_that_the_version_is_tested_with():
 def test_documents_that_are_no_longer_there_are_remembered_without_a_role():
     first = draw(TEXTS[:60])
     second = draw(TEXTS[:30], first.history)
-    gone = [document for document in second.history.documents if document.role is None]
+    gone = [document for document in second.history.documents if document.split is None]
     keys = {fingerprint.key for fingerprint in fingerprints(TEXTS[30:60]).values()}
     assert {document.key for document in gone} == keys
-    assert {document.split for document in gone} == {"train", "validation", "test"}
+    assert {document.drawn_split for document in gone} == {"train", "validation", "test"}
 
 
 def test_roles_name_the_fold():
     drawn = draw([*TEXTS[:15], " ".join(TEXTS[:3])])
     roles = dict(zip(fingerprints([*TEXTS[:15], " ".join(TEXTS[:3])]), drawn.history.documents, strict=True))
-    assert {number: document.role for number, document in roles.items()} == {
+    assert {number: document.split for number, document in roles.items()} == {
         **dict.fromkeys((0, 1, 2, 15), "train"),
         **{number: f"fold {fold + 1}" for number, fold in drawn.fold_of.items()},
     }
-    assert {document.role for document in draw(TEXTS[:5]).history.documents} == {"train"}
+    assert {document.split for document in draw(TEXTS[:5]).history.documents} == {"train"}

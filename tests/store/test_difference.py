@@ -11,7 +11,7 @@ from sebp_edge.errors import AdapterError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.store.history import Entry, write_history
+from sebp_edge.store.version_documents import Entry, write_history
 from sebp_edge.values.remembered import SplitHistory
 
 
@@ -94,7 +94,7 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
     drawn = save_in_other(history)
     found = other.adapter("mine").diff(2, 3)
     assert (len(found.came), len(found.went), found.unchanged) == (1, 0, 8)
-    kept = {document.key: document.fold for document in history.documents}
+    kept = {document.key: document.drawn_fold for document in history.documents}
     keys = {number: each.key for number, each in take_fingerprints(texts, b"salt").items()}
     assert all(drawn[number] == kept[keys[number]] for number in range(8))
     assert own.keys() == drawn.keys()
