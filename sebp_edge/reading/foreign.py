@@ -118,7 +118,7 @@ _BY_SHAPE: list[tuple[str, Callable[[dict], bool], str]] = [
 def foreign_export(value: Any) -> str | None:
     """Returns which program's export a value of JSON looks like and what to do, such as "this looks like a Roam
     export; export it as Markdown"; None if it looks like no known one."""
-    if not isinstance(value, dict):
-        return None
-    found = next(((name, advice) for name, looks_so, advice in _BY_SHAPE if looks_so(value)), None)
-    return found and f"this looks like {found[0]}; {found[1]}"
+    for name, looks_so, advice in _BY_SHAPE:
+        if isinstance(value, dict) and looks_so(value):
+            return f"this looks like {name}; {advice}"
+    return None
