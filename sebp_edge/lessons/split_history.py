@@ -94,7 +94,7 @@ def match(current: Sequence[Fingerprint], remembered: Sequence[KnownDocument]) -
     keys = {fingerprint.key for fingerprint in current}
     others = [index for index, document in enumerate(remembered) if document.key not in keys]
     sketches = ((remembered[index].sketch, remembered[index].num_shingles) for index in others)
-    shingles = (Shingles(np.array(sketch, np.uint32), number) for sketch, number in sketches)
+    shingles = (Shingles(np.asarray(sketch, np.uint32), number) for sketch, number in sketches)
     relations = compare([*(fingerprint.shingles for fingerprint in current), *shingles])
     memory = [*unchanged, *others]
     relatives = [{index} - {None} for index in memory]

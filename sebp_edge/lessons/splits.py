@@ -86,7 +86,7 @@ def draw_splits(
                 drawn_split=new_split,
                 drawn_fold=new_fold,
                 num_shingles=sketch.number,
-                sketch=tuple(sketch.hashes.tolist()),
+                sketch=sketch.hashes,
             )
         )
     absent = (remembered[index] for index in sorted(matches.absent))

@@ -7,6 +7,7 @@ versions of an adapter. The next version draws its splits from those in it.
 import base64
 import json
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
@@ -36,7 +37,7 @@ _PACKED_SKETCH_SIZE = 64
 # The size limit of the file, in bytes; a long document takes 900.
 _MAX_BYTES = 2**29
 _HASH = re.compile("[0-9a-f]{16}")
-_NAMES = {field.name for field in fields(KnownDocument)}
+_NAMES = [field.name for field in fields(KnownDocument)]
 
 
 class Entry(NamedTuple):
@@ -56,7 +57,10 @@ def write_history(folder: Path, history: SplitHistory, entries: Mapping[int, Ent
 
 def to_text(history: SplitHistory) -> str:
     """Returns the content of the file, with one line for each document."""
-    documents = ",\n".join(json.dumps(vars(document)) for document in history.documents)
+    documents = ",\n".join(
+        json.dumps({name: getattr(document, name) for name in _NAMES} | {"sketch": document.sketch.tolist()})
+        for document in history.documents
+    )
     has_many = any((document.drawn_fold or 0) >= FEW_FOLDS for document in history.documents)
     number = _FORMAT_OF_MANY_FOLDS if has_many else _FORMAT
     return f'{{"format": {number}, "salt": "{history.salt.hex()}", "documents": [\n{documents}\n]}}\n'
@@ -79,7 +83,7 @@ def read_history(folder: Path, store_salt: bytes = b"") -> SplitHistory | None:
         return SplitHistory(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
     except FileNotFoundError:
         return None
-    except (OSError, LookupError, TypeError, ValueError) as error:
+    except (OSError, LookupError, TypeError, ValueError, OverflowError) as error:
         reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
         raise AdapterError(
             f"{str(path)!r} cannot be read{reason}, so it is not known which documents this version of the adapter "
@@ -88,10 +92,10 @@ def read_history(folder: Path, store_salt: bytes = b"") -> SplitHistory | None:
 
 
 def _document(values: dict) -> KnownDocument:
-    """Returns a document of the file; raises a LookupError, TypeError or ValueError if a value is invalid."""
-    document = KnownDocument(**values | {"sketch": tuple(values["sketch"])})
+    """Returns a document of the file; raises a LookupError, TypeError, ValueError or OverflowError if it is invalid."""
+    document = KnownDocument(**values | {"sketch": array("I", values["sketch"])})
     if not (
-        values.keys() == _NAMES
+        values.keys() == {*_NAMES}
         and _HASH.fullmatch(document.hash)
         and isinstance(document.name, str | None)
         and all(map(_is_count, (document.number or 0, document.tokens or 0, document.num_shingles)))
@@ -100,7 +104,7 @@ def _document(values: dict) -> KnownDocument:
         and document.drawn_split in (None, *SPLITS)
         and document.drawn_fold in (None, *range(MANY_FOLDS))
         and len(document.sketch) == min(document.num_shingles, SKETCH_SIZE)
-        and all(map(_is_count, document.sketch))
+        and all(map(_is_count, values["sketch"]))
     ):
         raise ValueError("documents")
     return document

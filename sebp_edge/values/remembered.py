@@ -1,6 +1,6 @@
 """What a version of an adapter remembers of documents, without their texts; imports no numpy."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,10 +30,12 @@ class Shingles:
 
     def sketch(self) -> "Shingles":
         """Returns the smallest shingles, from which the number that two documents share can be estimated."""
-        return Shingles(self.hashes[:SKETCH_SIZE], self.number)
+        if len(self.hashes) <= SKETCH_SIZE:
+            return self
+        return Shingles(self.hashes[:SKETCH_SIZE].copy(), self.number)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class KnownDocument:
     """A document that a version knows, or whose split it remembers, without its text.
 
@@ -46,7 +48,8 @@ class KnownDocument:
             None if only earlier versions know it.
         absent: whether it was gone from the texts; the version knows it from the version that it learnt on from.
         drawn_split, drawn_fold: the split, and the fold that tests it, which later versions keep; None if not drawn.
-        num_shingles, sketch: the number of its shingles, and the smallest of them.
+        num_shingles, sketch: the number of its shingles, and the smallest of them: an array, or one of numpy's, which
+            is not copied. Whether two documents are equal is told by their hashes.
     """
 
     hash: str
@@ -58,7 +61,7 @@ class KnownDocument:
     drawn_split: str | None = field(repr=False)
     drawn_fold: int | None = field(repr=False)
     num_shingles: int = field(repr=False)
-    sketch: tuple[int, ...] = field(repr=False)
+    sketch: Sequence[int] = field(repr=False, compare=False)
 
     @property
     def key(self) -> int:

@@ -13,14 +13,6 @@ def test_plain_formats_are_one_document_each(tmp_path, name):
     assert contents(write_file(tmp_path, name, "# Heading\n\nText.\n")) == ["# Heading\n\nText."]
 
 
-@pytest.mark.parametrize("mark", ["---", "+++"])
-def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
-    path = write_file(
-        tmp_path, "a.md", f"{mark}\ntitle: Soup\ntags: [a]\n{mark}\n\n# Soup\n\nLentils.\n\n{mark}\n\nEnd."
-    )
-    assert contents(path) == [f"# Soup\n\nLentils.\n\n{mark}\n\nEnd."]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -60,6 +52,8 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
     "front",
     [
         "---\ntitle: x\nid: 42\n...",
+        "---\n---",
+        "+++\ntitle: Soup\ntags: [a]\n+++",
         "---\ndate created: 2024-01-01\ntags: [a,\n  b]\n---",
         "---\ntitle: Soup: the second pot\ndate: 2024-01-01\n---",  # not valid YAML, as with many blogs
         "---\nup: [[Soups]]\nrelated: [[Stew]], [[Broth]]\n---",
@@ -81,7 +75,8 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
     ],
 )
 def test_a_mapping_at_the_top_is_front_matter(tmp_path, front):
-    assert contents(write_file(tmp_path, "a.md", f"{front}\n\nText.\n---\nEnd.")) == ["Text.\n---\nEnd."]
+    text = "# Soup\n\nText.\n---\n+++\nEnd."
+    assert contents(write_file(tmp_path, "a.md", f"{front}\n\n{text}")) == [text]
 
 
 JOPLIN = "id: 0123456789abcdef0123456789abcdef\nparent_id: \nlatitude: 52.37403\nlongitude: 4.88969\n{}type_: {}"
@@ -109,13 +104,6 @@ def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
 )
 def test_a_first_line_keeps_its_indent_if_others_follow(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.txt", written)) == [read]
-
-
-def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):
-    assert contents(write_file(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
-    assert contents(write_file(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
-    write_file(tmp_path, "c.md", "---\ntitle: nothing else\n---")
-    assert left_out(tmp_path)["c.md"] == "only properties"
 
 
 @pytest.mark.parametrize(

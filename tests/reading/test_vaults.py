@@ -270,7 +270,7 @@ def test_drawings_and_boards_are_known_in_any_folder_and_archive(tmp_path):
 
 
 def test_notes_without_text_are_said_to_have_none(obsidian):
-    write_file(obsidian, "a.md", "---\nrating: 7\nauthor: Ada\n---\n")
+    write_file(obsidian, "a.md", "---\nrating: 7\nauthor: Ada\n---")
     write_file(obsidian, "b.md", "---\nrating: 7\nauthor: Ada\n---\n![[Books.base]]")
     write_file(obsidian, "c.md", "\n")
     write_file(obsidian, "d.md", "A text.")

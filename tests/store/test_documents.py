@@ -37,10 +37,14 @@ def random_history(count: int, number: int = 500) -> SplitHistory:
             drawn_split=one_of(SPLITS),
             drawn_fold=one_of([0, 1, 2]),
             num_shingles=number,
-            sketch=tuple(np.unique(draw.integers(2**32, size=number, dtype=np.uint32))[:64].tolist()),
+            sketch=np.unique(draw.integers(2**32, size=number, dtype=np.uint32))[:64],
         )
 
     return SplitHistory(tuple(document() for _ in range(count)), b"salt")
+
+
+def values_of(history: SplitHistory) -> list[tuple]:
+    return [(document, list(document.sketch)) for document in history.documents]
 
 
 @pytest.fixture
@@ -82,7 +86,8 @@ def test_a_packed_file_is_read_as_the_plain_one(tmp_path):
         write_history(tmp_path, history, {document.key: Entry(1, 5, "a.md") for document in history.documents})
         plain = read_history(tmp_path)
         pack(tmp_path / DOCUMENTS)
-        assert read_history(tmp_path) == plain
+        found = read_history(tmp_path)
+        assert (values_of(found), found.salt) == (values_of(plain), plain.salt)
 
 
 def test_a_file_of_format_1_is_read_with_the_stores_salt_and_without_names(history, tmp_path):
@@ -91,7 +96,8 @@ def test_a_file_of_format_1_is_read_with_the_stores_salt_and_without_names(histo
     found = read_history(tmp_path, b"store")
     assert found.salt == b"store"
     assert {document.name for document in found.own} == {None}
-    assert [replace(each, number=None, tokens=None) for each in found.documents] == list(history.documents)
+    unnumbered = SplitHistory(tuple(replace(each, number=None, tokens=None) for each in found.documents))
+    assert values_of(unnumbered) == values_of(history)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ def test_a_history_of_many_folds_is_read_and_no_earlier_sebp_edge_takes_it_for_d
         drawn = draw_splits(texts, 0, most_in_folds=most).history
         write_history(tmp_path, drawn)
         assert json.loads((tmp_path / DOCUMENTS).read_text())["format"] == number
-        assert read_history(tmp_path) == drawn
+        assert values_of(read_history(tmp_path)) == values_of(drawn)
 
 
 def test_a_version_without_the_file_has_no_history(tmp_path):
@@ -261,7 +267,7 @@ def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_la
     def save(key, activate=False):
         saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=activate)
         if key is not None:
-            values = {"drawn_split": "test", "drawn_fold": 0, "num_shingles": 0, "sketch": ()}
+            values = {"drawn_split": "test", "drawn_fold": 0, "num_shingles": 0, "sketch": np.empty(0, np.uint32)}
             write_history(saved.path, SplitHistory((KnownDocument(hash=f"{key:016x}", split="test", **values),)))
         return saved
 
