@@ -73,14 +73,8 @@ def test_the_order_of_whatsapps_dates_is_found_over_the_whole_file(tmp_path, dat
 def test_a_colon_may_be_part_of_a_whatsapp_name(tmp_path, begin):
     lines = [
         *("Anna: Where: here?", "Bea: Garten: In the shed: left", "Bea: Garten: <Media omitted>", "Anna: Yes"),
-        *(
-            "Bea: Garten: https://a.b",
-            "A: B: C: One",
-            "A: B: C: Two",
-            "Anna: PS: no",
-            "Anna: At 10:30: tea",
-            "Bo: Todo: x",
-        ),
+        *("Bea: Garten: https://a.b", "A: B: C: One", "A: B: C: Two", "Anna: PS: no", "Anna: At 10:30: tea"),
+        "Bo: Todo: x",
     ]
     assert said(write_file(tmp_path, "a.txt", "\n".join(f"{begin}{line}" for line in lines))) == [
         (name, "2024-03-13", text)

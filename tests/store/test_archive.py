@@ -13,7 +13,7 @@ import tarfile
 import pytest
 import torch
 from safetensors.torch import save_file
-from stored_adapter import RECORD, FakeAdaptation, listing
+from stored_adapter import RECORD, listing, save
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
 from sebp_edge.errors import AdapterError, OptionError, StorageError
@@ -22,7 +22,7 @@ from sebp_edge.errors import AdapterError, OptionError, StorageError
 @pytest.fixture
 def store(tmp_path):
     store = AdapterStore(tmp_path / "data")
-    store.adapter("日記 2").save(FakeAdaptation(os.urandom(5000)), AdapterRecord(**RECORD), activate=True)
+    save(store, "日記 2", content=os.urandom(5000))
     return store
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pace import at_most
 from random_texts import words
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import save
 
-from sebp_edge import AdapterRecord, AdapterStore
+from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.lessons.split_history import find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
@@ -264,8 +264,8 @@ def test_a_file_of_a_newer_format_is_refused_with_what_to_do(history, tmp_path):
 def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_latest(tmp_path):
     store = AdapterStore(tmp_path)
 
-    def save(key, activate=False):
-        saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=activate)
+    def save_known(key, activate=False):
+        saved = save(store, activate=activate)
         if key is not None:
             values = {"drawn_split": "test", "drawn_fold": 0, "num_shingles": 0, "sketch": np.empty(0, np.uint32)}
             write_history(saved.path, SplitHistory((KnownDocument(hash=f"{key:016x}", split="test", **values),)))
@@ -275,13 +275,13 @@ def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_la
         return [document.key for document in latest_history(store.adapter("mine")).documents]
 
     assert latest_history(store.adapter("mine")).documents == ()
-    save(1)
+    save_known(1)
     # A version without a history, as those of 0.1.0.
-    save(None, activate=True)
-    save(3)
+    save_known(None, activate=True)
+    save_known(3)
     assert latest() == [3]
-    saved = save(4, activate=True)
-    save(5)
+    saved = save_known(4, activate=True)
+    save_known(5)
     assert latest() == [4]
     (saved.path / DOCUMENTS).write_text("{}")
     with pytest.raises(AdapterError, match="restore the file, or remove the version"):

@@ -4,23 +4,18 @@ import dataclasses
 import json
 import os
 import stat
+from functools import partial
 
 import pytest
-from stored_adapter import RECORD, FakeAdaptation
+import stored_adapter
 
-from sebp_edge import AdapterRecord, AdapterStore
+from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError, OptionError
 
 INTERRUPTED = {"verdict": None, "trained_on_all": False}
 
 
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path)
-
-
-def save(store, name="mine", *, activate=True, **values):
-    return store.adapter(name).save(FakeAdaptation(b"x" * 1000), AdapterRecord(**RECORD | values), activate=activate)
+save = partial(stored_adapter.save, content=b"x" * 1000)
 
 
 # ------------------------------------------------------------------------------------------------------------ rollback
@@ -93,7 +88,7 @@ def test_a_number_is_not_used_again_even_if_the_adapter_was_removed(store):
 def test_the_store_is_readable_by_its_owner_alone_after_every_change(store):
     umask = os.umask(0)
     try:
-        store.folder.mkdir(mode=0o777)
+        store.folder.mkdir(mode=0o777, parents=True)
         for name in ("mine", "日記"):
             save(store, name)
             save(store, name)
