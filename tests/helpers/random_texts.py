@@ -17,3 +17,8 @@ def edit(text: str, share: float, seed=0) -> str:
     for place in draw.sample(range(len(edited)), int(share * len(edited))):
         edited[place] = draw.choice(["", draw.choice(WORDS), f"{edited[place]} {draw.choice(WORDS)}"])
     return " ".join(edited)
+
+
+def of_split(drawn, name: str) -> list[int]:
+    """Returns the documents that a draw has put into a split."""
+    return [document for document, split in drawn.split_of.items() if split == name]

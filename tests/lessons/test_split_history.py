@@ -1,7 +1,7 @@
 """A version's history tells which documents its judged states have not seen, also if they were edited or removed."""
 
 import pytest
-from random_texts import edit, words
+from random_texts import edit, of_split, words
 
 from sebp_edge.lessons.split_history import Unseen, find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
@@ -21,7 +21,7 @@ def draw(texts, history=None, most_in_folds=0) -> Draw:
 
 def test_the_test_documents_of_a_split_are_unseen():
     drawn = draw(TEXTS[:60])
-    tested = {document: 0 for document, split in drawn.split_of.items() if split == "test"}
+    tested = dict.fromkeys(of_split(drawn, "test"), 0)
     assert find_unseen(drawn.history, fingerprints(TEXTS[:60])) == Unseen(tested, num_tests=9, num_found=9)
 
 
@@ -66,15 +66,13 @@ def test_parts_of_documents_that_were_trained_on_are_seen():
         {number + 60: text for number, text in first_halves.items()} | dict(enumerate(TEXTS[:60])),
     ):
         states = find_unseen(drawn.history, fingerprints(texts)).states
-        assert {document % 60 for document in states} == {
-            document for document, split in drawn.split_of.items() if split == "test"
-        }
+        assert {document % 60 for document in states} == set(of_split(drawn, "test"))
 
 
 def test_a_document_that_holds_others_is_unseen_only_if_all_are():
     drawn = draw(TEXTS[:60])
-    tested = [document for document, split in drawn.split_of.items() if split == "test"]
-    trained = [document for document, split in drawn.split_of.items() if split == "train"]
+    tested = of_split(drawn, "test")
+    trained = of_split(drawn, "train")
     texts = {
         100: " ".join(TEXTS[document] for document in tested[:4]),
         101: " ".join(TEXTS[document] for document in (*tested[:3], trained[0])),
@@ -92,7 +90,7 @@ def test_a_document_that_holds_others_is_unseen_only_if_all_are():
 
 def test_the_test_documents_that_are_still_there_are_counted():
     drawn = draw(TEXTS[:60])
-    tested = [document for document, split in drawn.split_of.items() if split == "test"]
+    tested = of_split(drawn, "test")
     left = {document: TEXTS[document] for document in range(60) if document not in tested[:4]}
     left[tested[4]] = edit(TEXTS[tested[4]], 0.08)
     found = find_unseen(drawn.history, fingerprints(left))

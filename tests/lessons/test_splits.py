@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pace import at_most
-from random_texts import edit, words
+from random_texts import edit, of_split, words
 
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.near_duplicates import compare
@@ -42,10 +42,6 @@ def parts_of(split) -> tuple[set[int], set[int], set[int]]:
 def sides_of(drawn: Draw) -> dict:
     """The side of each document, "train" for those without a fold."""
     return drawn.split_of or {document: drawn.fold_of.get(document, "train") for document in drawn.cluster_of}
-
-
-def of_split(drawn: Draw, name: str) -> list[int]:
-    return [document for document, split in drawn.split_of.items() if split == name]
 
 
 # ---------------------------------------------------------------------------------------------------------- first draw

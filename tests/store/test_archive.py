@@ -250,12 +250,7 @@ except SebpEdgeError as error:
     print(error)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(other.folder.parent), str(archive)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = subprocess.run([sys.executable, "-c", code, other.folder.parent, archive], capture_output=True, text=True)
     message, peak = done.stdout.splitlines()
     assert "has changed" in message
     assert int(peak) * 1024 < 200_000_000

@@ -52,15 +52,6 @@ def test_an_active_version_of_0_1_0_can_be_left_and_gone_back_to(store):
     assert store.adapter("mine").rollback().version == 1
 
 
-def test_a_version_that_was_removed_cannot_be_activated(store):
-    saved = save(store, activate=False)
-    save(store)
-    store.adapter("mine").remove(1)
-    with pytest.raises(AdapterError, match=r"has no version 1; it has \[2\]"):
-        store.adapter(saved.name).activate(saved.version)
-    assert store.adapter("mine").active() == 2
-
-
 def test_removing_the_active_version_activates_the_one_before_it_or_none(store):
     save(store)
     save(store, activate=False)
