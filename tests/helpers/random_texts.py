@@ -4,6 +4,12 @@ import random
 
 WORDS = ["".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=6)) for number in range(3000)]
 
+# Characters of one to four bytes, scripts of both directions, joined emoji, blanks of many kinds, a control token.
+ALPHABET = [
+    *(*"abcdefghij the and. , !?\n\n\n\t  ", *"åéß日本語。שלוםمرحبا\u00a0\u3000\u2028🙂"),
+    *("👨‍👩‍👧", "e\u0301", "नमस्ते", "<|eos|>", "12", "\n\n"),
+]
+
 
 def words(count: int, seed) -> str:
     """Returns random words, the same for the same seed."""

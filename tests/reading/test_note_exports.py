@@ -92,8 +92,12 @@ def joplin(text: str, kind: int = 1, more: str = "") -> str:
     return f"{text}\n\n{METADATA.format(ID, more, kind)}"
 
 
-def jex(path, files: dict[str, str | bytes]):
+def jex(path, files: dict[str, str | bytes], *links: str):
     with tarfile.open(path, "w") as archive:
+        for name in links:
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(link)
         for name, text in files.items():
             data = text.encode() if isinstance(text, str) else text
             member = tarfile.TarInfo(name)
@@ -141,15 +145,7 @@ def test_a_damaged_archive_of_joplin_is_read_up_to_the_damage(tmp_path):
 
 
 def test_links_and_huge_files_in_joplins_archive_are_not_read(tmp_path):
-    path = tmp_path / "a.jex"
-    with tarfile.open(path, "w") as archive:
-        link = tarfile.TarInfo("a.md")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(link)
-        data = joplin("Soup").encode()
-        member = tarfile.TarInfo("b.md")
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
+    path = jex(tmp_path / "a.jex", {"b.md": joplin("Soup")}, "a.md")
     assert contents(path) == ["Soup"]
     assert "attachments and other files: 1" in [item.reason for item in read_all(path).left_out]
 

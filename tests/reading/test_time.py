@@ -21,6 +21,11 @@ IN_PAGES = [
     *("<", "<!", "<!--", "<a ", "</", "<a b='", '<a b="', "&", "&#", "<?", "<pre>", "<li>", "<svg>", '<a "<a" ', " "),
     *("<div>", "<b><p>", "<table><td>x", "<ol><li>x", "<select><option>", "<svg><tr><td>x", "<?xml <a /", "<nav><a>x"),
 ]
+IN_DATA = [
+    *("-----BEGIN A B-----\n", "-----BEGIN A-----\nB: c\n", "-----BEGIN A-----\n" + "A" * 40 + "\n", "aB1" * 22 + "\n"),
+    *("aB1" * 22 + "\n" + "a" * 20 + "\n", "eyJ", "data:", "data:a/b;base64,", "![](data:a/b,", "<img ", '<img "'),
+    *("[a]: ", "data:a/b;a=b;", "data:a/b;base64,A\n", "iVBORw0KGgo" + "AAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ" * 3 + "\n"),
+]
 # Files, what stands before and after what is repeated, its characters, the seconds that it may take, and what that is.
 HOSTILE = [
     ("a.html", "", "", 100_000, 1.25, IN_PAGES),
@@ -29,6 +34,7 @@ HOSTILE = [
     ("a.txt", MESSAGE.format("Anna") + "a", f">\n{MESSAGE.format('Bob')}b\n", 500_000, 5, IN_CHATS),
     ("a.mdx", "", "", 200_000, 6, AMONG_COMPONENTS),
     ("a.org", "", "", 500_000, 2.5, ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"]),
+    ("a.md", "data:image/png;base64,", "", 300_000, 3, IN_DATA),
     ("obsidian.md", "<!-- x -->", "", 300_000, 4, IN_NOTES),
     ("logseq.md", "<!-- x -->", "", 300_000, 4, IN_NOTES),
 ]

@@ -128,14 +128,6 @@ def test_another_process_that_never_ends_is_reported(store):
     assert save(store).version == 2
 
 
-class Failing(FakeAdaptation):
-    """Writes some files, then fails as on a full disk."""
-
-    def save(self, folder):
-        super().save(folder)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 def test_an_existing_path_is_never_overwritten(store, record, tmp_path):
     file, folder = tmp_path / "file", tmp_path / "folder"
     file.write_text("mine")
