@@ -42,6 +42,7 @@ def test_plain_formats_are_one_document_each(tmp_path, name):
         '{"a": 1} and text\nText.',
         "---\n" + "[" * 10_000 + "\n---\nText.",
         "---\n" + "? " * 10_000 + "\n---\nText.",
+        "Text.\n\nid: 7\ntype_: 1",  # nor what Joplin adds to the end
     ],
 )
 def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
@@ -77,26 +78,6 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
 def test_a_mapping_at_the_top_is_front_matter(tmp_path, front):
     text = "# Soup\n\nText.\n---\n+++\nEnd."
     assert contents(write_file(tmp_path, "a.md", f"{front}\n\n{text}")) == [text]
-
-
-JOPLIN = "id: 0123456789abcdef0123456789abcdef\nparent_id: \nlatitude: 52.37403\nlongitude: 4.88969\n{}type_: {}"
-
-
-def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
-    write_file(tmp_path, "a.md", "Soup\n\nLentils.\n\nid: of the pot\n\n" + JOPLIN.format("is_todo: 0\n", 1))
-    write_file(tmp_path, "b.md", "Notebook\n\n" + JOPLIN.format("", 2))
-    write_file(tmp_path, "c.md", JOPLIN.format("encryption_cipher_text: 4f\nencryption_applied: 1\n", 1))
-    write_file(tmp_path, "d.md", "Text.\n\nid: 7\ntype_: 1")
-    reading = read_texts(tmp_path)
-    assert [document.content for document in reading.documents] == [
-        "Soup\n\nLentils.\n\nid: of the pot",
-        "Text.\n\nid: 7\ntype_: 1",
-    ]
-    assert [(item.source, item.reason) for item in reading.left_out] == [
-        ("a.md", "Joplin's metadata"),
-        ("b.md", "what Joplin keeps beside its notes, such as a notebook or a tag"),
-        ("c.md", "encrypted by Joplin; export it again with encryption off"),
-    ]
 
 
 @pytest.mark.parametrize(

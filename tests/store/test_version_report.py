@@ -6,7 +6,7 @@ import re
 
 import pytest
 from builders import make_sentences
-from command import RECIPE, run
+from command import run
 from pages import Page
 from stored_adapter import save
 
@@ -30,10 +30,8 @@ def secret_notes(tmp_path):
 
 
 @pytest.fixture
-def personalizer(make, tmp_path):
-    path = tmp_path / "quick.toml"
-    path.write_text(RECIPE)
-    return make(recipe=str(path))
+def personalizer(make, recipe):
+    return make(recipe=str(recipe))
 
 
 @pytest.mark.slow
