@@ -55,26 +55,26 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_642
+MAX_LINES = 52_473
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
-    "basics": 964,
+    "basics": 956,
     "basics.pages": 257,
-    "cli": 2_996,
+    "cli": 2_995,
     "engine": 9,
     "engine.memory": 1_839,
-    "engine.models": 5_001,
-    "engine.models.gguf": 1_399,
+    "engine.models": 4_975,
+    "engine.models.gguf": 1_394,
     "engine.sparse": 1_729,
-    "engine.sparse.patches": 2_789,
+    "engine.sparse.patches": 2_795,
     "engine.sparse.rows": 1_154,
-    "engine.training": 3_989,
+    "engine.training": 3_943,
     "export": 1_861,
     "lessons": 2_265,
     "machine": 1_150,
     "reading": 6_390,
-    "research": 1_698,
+    "research": 1_609,
     "run": 5_842,
     "serve": 3_813,
     "store": 2_775,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58_424
+MAX_LINES_OF_TESTS = 58203
 MAX_REPLACED_ATTRIBUTES = 222
 
 # Heavy libraries stay where a reader expects them.

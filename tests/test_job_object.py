@@ -38,7 +38,7 @@ def test_a_job_object_kills_all_in_it_when_its_handle_is_closed():
     JobObject(kernel32)
     ((_, job, kind, limits, size),) = kernel32.named("SetInformationJobObject")
     assert (job, kind, size) == (kernel32._results["CreateJobObjectW"], 9, ctypes.sizeof(ExtendedLimits))
-    assert limits._obj.BasicLimitInformation.LimitFlags == 0x2000
+    assert limits._obj.LimitFlags == 0x2000
 
 
 def test_its_layout_is_that_of_64_bit_windows():

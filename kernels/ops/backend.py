@@ -21,7 +21,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sebp_edge.basics.flash_attention import HEAD_SIZES
+from sebp_edge.basics.flash_attention import HEAD_SIZES, MAX_FLASH_HEAD
 
 from . import reference
 
@@ -94,7 +94,7 @@ def runs_short_attention(q_AHE: Tensor, k_AGE: Tensor, v_AGE: Tensor) -> bool:
 
 def runs_flash_attention(q_AHE: Tensor) -> bool:
     """Whether torch's flash attention takes these queries: half precision, on an NVIDIA GPU since Ampere."""
-    return _runs_attention(q_AHE) and q_AHE.shape[-1] <= 256
+    return _runs_attention(q_AHE) and q_AHE.shape[-1] <= MAX_FLASH_HEAD
 
 
 def _runs_attention(q_AHE: Tensor) -> bool:

@@ -21,8 +21,8 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 _NEW_GROUP_WITHOUT_WINDOW = 0x08000200  # CREATE_NO_WINDOW | CREATE_NEW_PROCESS_GROUP
 
 
-class _BasicLimits(ctypes.Structure):
-    """JOBOBJECT_BASIC_LIMIT_INFORMATION."""
+class ExtendedLimits(ctypes.Structure):
+    """JOBOBJECT_EXTENDED_LIMIT_INFORMATION, which begins with a JOBOBJECT_BASIC_LIMIT_INFORMATION."""
 
     _fields_ = [
         ("PerProcessUserTimeLimit", ctypes.c_int64),
@@ -34,14 +34,6 @@ class _BasicLimits(ctypes.Structure):
         ("Affinity", ctypes.c_size_t),
         ("PriorityClass", ctypes.c_uint32),
         ("SchedulingClass", ctypes.c_uint32),
-    ]
-
-
-class ExtendedLimits(ctypes.Structure):
-    """JOBOBJECT_EXTENDED_LIMIT_INFORMATION."""
-
-    _fields_ = [
-        ("BasicLimitInformation", _BasicLimits),
         ("IoInfo", ctypes.c_uint64 * 6),
         ("ProcessMemoryLimit", ctypes.c_size_t),
         ("JobMemoryLimit", ctypes.c_size_t),
@@ -82,7 +74,7 @@ class JobObject:
     def _make(self) -> ctypes.c_void_p:
         job = ctypes.c_void_p(self._kernel32.CreateJobObjectW(None, None))
         limits = ExtendedLimits()
-        limits.BasicLimitInformation.LimitFlags = _KILL_ON_CLOSE
+        limits.LimitFlags = _KILL_ON_CLOSE
         size = ctypes.sizeof(limits)
         if not job or not self._kernel32.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), size):
             raise MachineError("Windows refuses to make a job object, so a child might outlive this program.")

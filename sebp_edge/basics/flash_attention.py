@@ -3,8 +3,8 @@
 # The longest sequence that our attention kernels take, in tokens; torch's flash attention takes longer ones, unless
 # heads are too large for it.
 MAX_SHORT_LENGTH = 128
-# The sizes of heads that they take.
-HEAD_SIZES = (32, 64, 128, 256, 512)
+# The sizes of heads that they take, and the largest that flash attention does.
+HEAD_SIZES, MAX_FLASH_HEAD = (32, 64, 128, 256, 512), 256
 # Flash attention accumulates dq in fp32, with this many extra rows per sequence.
 EXTRA_ROWS = 128
 

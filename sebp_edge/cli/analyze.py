@@ -31,11 +31,10 @@ def analyze(
     """
     with quick_imports():
         from sebp_edge.research.analysis import analysis as research
-        from sebp_edge.research.analysis.report import MARK
 
     page = html or (None if request.as_json else Path(HTML))
     if page is not None:
-        check_output_file(page, MARK.encode(), "analysis")
+        check_output_file(page, research.MARK.encode(), "analysis")
     with personalizing(request.as_json, lists_left_out=False, **request.settings) as personalizer:
         analysis = research.analyze(personalizer, request.texts, examples=examples)
     if page is not None:

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from builders import make_sentences
+from builders import make_sentences, write_notes
 
 from speed import end_to_end
 
@@ -63,10 +63,7 @@ def test_the_median_step_is_within_an_epoch_and_tokens_count_once():
 
 @pytest.mark.slow
 def test_a_tiny_run_is_split(model_folder, tmp_path, warm):
-    files = []
-    for number, text in enumerate(make_sentences(24, words=60)):
-        files.append(tmp_path / f"{number}.md")
-        files[-1].write_text(text)
+    files = sorted(write_notes(tmp_path / "notes", make_sentences(24, words=60)).iterdir())
     (row,) = end_to_end.measure(24, files, model_folder, tmp_path, "cpu")
     assert row["triton_cache"] == "empty"
     for part in end_to_end.PARTS:

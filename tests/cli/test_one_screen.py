@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from builders import make_sentences
+from builders import make_sentences, write_notes
 from command import RECIPE, run
 from terminals import draw_on_terminal
 
@@ -71,8 +71,7 @@ def test_an_analysis_of_two_losses_fits(screen, tmp_path, model_folder, monkeypa
 
 @pytest.mark.slow
 def test_an_inspection_is_in_plain_words(tmp_path):
-    for number, text in enumerate(make_sentences(8, words=60)):
-        (tmp_path / f"{number}.md").write_text(text)
+    write_notes(tmp_path, make_sentences(8, words=60))
     shown = run("inspect", tmp_path, "--device", "cpu").stdout
     for word in ("<|bos|>", "<|eos|>", "LoRA", "float32", "nats", "AdamW"):
         assert word not in shown

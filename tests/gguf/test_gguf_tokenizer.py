@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import CHAT_TEMPLATE, make_llama, make_tokenizer
+from builders import make_llama, make_tokenizer
 from gguf_files import write_gguf
 from llama_cpp import ask_each
+from small_tokenizer import CHAT_TEMPLATE
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import torch
 from random_texts import words
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from small_tokenizer import WORDS, make_tokenizer
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -18,7 +18,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
-    PreTrainedTokenizerFast,
     RobertaConfig,
 )
 
@@ -49,37 +48,8 @@ def seeded(seed: int):
         yield
 
 
-SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
-    "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 # The bundled model's, which is the only one that is rendered in this process, ten times as fast.
 QUICK_TEMPLATE = (BUNDLED_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
-WORDS = "the ferry left at six and the wind was from the west so we took the bread soup and the old map home".split()  # noqa: SIM905
-
-
-def make_tokenizer(chat_template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with BOS, EOS and pad tokens, and a chat template with generation marks."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([" ".join(WORDS)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>"
-    )
-    fast.chat_template = chat_template
-    return fast
-
 
 SIZES = {
     "vocab_size": 320,
@@ -154,6 +124,13 @@ def make_encoder_batch(family: str, head: str, lengths=(9, 1, 16, 7), length: in
     return batch if family == "distilbert" else batch | {"token_type_ids": types.long() * mask}
 
 
+def save_model(model, folder, **options):
+    """Saves a model with the small tokenizer, as a user would have it; returns the folder."""
+    model.save_pretrained(folder, **options)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
 def load_base(model, recipe="notes", device="cpu", on_event=silent):
     """The loaded model that calls of a Personalizer share."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
@@ -163,6 +140,43 @@ def load_base(model, recipe="notes", device="cpu", on_event=silent):
 def attach(base, recipe, seed=0) -> Adaptation:
     """Attaches a new adaptation to a loaded model."""
     return adaptation.attach(base, recipe, seed)
+
+
+@torch.no_grad()
+def disturb(adapted: Adaptation, size=0.1) -> Adaptation:
+    """Moves each trained weight by a random number of this size, the same each time; returns the adaptation."""
+    draw = torch.Generator().manual_seed(1)
+    for parameter in adaptation.trainable(adapted):
+        parameter += size * torch.randn(parameter.shape, generator=draw).to(parameter)
+    return adapted
+
+
+@contextmanager
+def unchanged(model):
+    """Context at whose end a model has the same parts, weights and logits, bit for bit."""
+
+    @torch.no_grad()
+    def state():
+        parts = [(name, type(part), sorted(vars(part))) for name, part in model.named_modules()]
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return (
+            parts,
+            {name: each.requires_grad for name, each in tensors.items()},
+            [*(each.clone() for each in tensors.values()), model(torch.arange(7, 39)[None]).logits],
+        )
+
+    before = state()
+    yield
+    after = state()
+    assert after[:2] == before[:2]
+    assert all(map(torch.equal, after[2], before[2]))
+
+
+class FullAdaptation:
+    """An adaptation: a model with all weights trained."""
+
+    def __init__(self, model):
+        self.model = model.requires_grad_(True).eval()
 
 
 def load_adapter(base, folder) -> Adaptation:
@@ -239,6 +253,14 @@ def make_sentences(count: int, seed: int = 0, words: int = 24) -> list[str]:
         positions = accumulate(order.randint(1, (len(WORDS) - 1) // 2) for _ in range(words))
         texts.append(" ".join(WORDS[position % len(WORDS)] for position in positions) + ".")
     return texts
+
+
+def write_notes(folder, texts=None):
+    """A folder with a note for each text, of which there are two dozen unless given."""
+    folder.mkdir(exist_ok=True)
+    for number, text in enumerate(texts or make_sentences(24)):
+        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
+    return folder
 
 
 def make_chats(count=20):

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 import torch
-from builders import limit_rows, make_examples, make_step
+from builders import disturb, limit_rows, make_examples, make_step, refuse_hoisting
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sebp_edge import Recipe
@@ -27,14 +27,10 @@ def uneven_examples(prompt=6):
 def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=False, limit=None, words=None, **options):
     """A learner on a new adaptation with non-zero weights; its events are in `learner.events`."""
     adaptation, events = attach(base, recipe, 0), []
-    draw = torch.Generator().manual_seed(2)
     if recipe.method == "lora":
-        for parameter in trainable(adaptation):
-            parameter.data += 0.05 * torch.randn(parameter.shape, generator=draw)
-    layer = base.model.model.layers[1].self_attn
+        disturb(adaptation, 0.05)
     if padded:
-        forward = layer.forward
-        layer.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
+        refuse_hoisting(base.model)
     try:
         collator = Collator(64, base.pad_token_id)
         options |= {"guard": limit, "words": lambda: words}
@@ -45,7 +41,7 @@ def recovering_learner(base, examples, recipe=RECIPE, max_rows=4096, padded=Fals
             yield learner
     finally:
         if padded:
-            del layer.forward
+            del base.model.model.layers[1].self_attn.forward
         adaptation.detach()
 
 

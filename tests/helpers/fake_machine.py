@@ -33,10 +33,14 @@ class FakeMachine:
     def __init__(self, monkeypatch):
         self._monkeypatch = monkeypatch
 
-    def has_memory(self, free: int, total: int | None = None) -> None:
-        """Sets what is free and what there is, in bytes; by default, all is free."""
-        self._monkeypatch.setattr(devices, "free_memory", lambda device: int(free))
-        self._monkeypatch.setattr(devices, "total_memory", lambda device: int(free if total is None else total))
+    def has_memory(self, free: int | dict[str, int], total: int | None = None) -> None:
+        """Sets what is free, perhaps by kind of device, and what there is, in bytes; by default, all is free."""
+
+        def free_on(device):
+            return int(free[device.type] if isinstance(free, dict) else free)
+
+        self._monkeypatch.setattr(devices, "free_memory", free_on)
+        self._monkeypatch.setattr(devices, "total_memory", free_on if total is None else lambda device: int(total))
 
     def has_gpus(self, count: int, cuda: str | None = "13.0", *, bf16: bool = True) -> None:
         """Sets how many CUDA GPUs torch finds, whether they have bf16, and the CUDA that torch was built for."""

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
-from builders import evaluated, gpu_sync_forbidden, make_examples, make_llama, make_step, outlined, schedule_of
+from builders import disturb, evaluated, gpu_sync_forbidden, make_examples, make_llama, make_step, outlined, schedule_of
 from peft import LoraConfig, get_peft_model
 
 from sebp_edge import Recipe
@@ -71,12 +71,7 @@ def step_gradients(learner, micro_batches):
 
 def with_adapter(base):
     """Attaches an adapter that changes what the model computes."""
-    adaptation = attach(base, RECIPE, seed=1)
-    with torch.no_grad():
-        for number, parameter in enumerate(trainable(adaptation)):
-            draw = torch.Generator().manual_seed(number)
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
-    return adaptation
+    return disturb(attach(base, RECIPE, seed=1))
 
 
 def losses_and_steps(base, options, *, with_graphs=True):

@@ -75,41 +75,24 @@ REPORT = LOCATED | {"active": bool, "record": AdapterRecord, "training": Trainin
 REPORT |= {"samples": KeptSamples | None}
 
 # Keys that events and results have had since a later version; those of before lack them.
-ADDED: dict[type, dict[str, Any]] = {
-    Answer: {"sentence": str, "line": int | None, "sentences": tuple[str, ...]},
-}
+ADDED: dict[type, dict[str, Any]] = {Answer: {"sentence": str, "line": int | None, "sentences": tuple[str, ...]}}
 # The value of `event`, that of `result_of`, and the types of the other keys; those in the second dict may be missing.
 MESSAGES: list[tuple[str, str | None, dict[str, Any], dict[str, Any]]] = [
     *(
         (kind.event, None, hints(kind, "time", "job", *ADDED.get(kind, {})), ADDED.get(kind, {}))
         for kind in Event.__subclasses__()
     ),
-    (
-        "error",
-        None,
-        {"error": str, "code": str, "message": str, "hint": str, "retry": bool, "exit_code": int},
-        LOCATED,
-    ),
+    ("error", None, {"error": str, "code": str, "message": str, "hint": str, "retry": bool, "exit_code": int}, LOCATED),
     ("text", None, {"text": str}, {}),
     ("state", None, {"state": str, "resumable": bool, "error": dict | None}, {"result": dict}),
-    (
-        "result",
-        "adapt",
-        ADAPTED | {"unchanged": Literal[False], "warnings": list[str], "summary": str},
-        {},
-    ),
+    ("result", "adapt", ADAPTED | {"unchanged": Literal[False], "warnings": list[str], "summary": str}, {}),
     ("result", "adapt", hints(UnchangedResult) | {"unchanged": Literal[True], "summary": str}, {}),
     ("result", "export", hints(ExportResult) | {"summary": str}, {}),
     ("result", "forget", hints(Receipt), {}),
     ("result", "verify", hints(Verification), {}),
     ("result", "download", hints(Downloaded), {}),
     ("result", "generate", {"prompt": str | list[dict[str, str]], "text": str}, {}),
-    (
-        "result",
-        "ask",
-        {"question": str, **hints(Answer, *ADDED[Answer]), "sources": list[Source]},
-        ADDED[Answer],
-    ),
+    ("result", "ask", {"question": str, **hints(Answer, *ADDED[Answer]), "sources": list[Source]}, ADDED[Answer]),
     ("inspection", None, INSPECTION, {}),
     ("plan", None, PLAN, {}),
     ("analysis", None, hints(Analysis) | {"losses": list[dict], **HTML}, {}),

@@ -14,6 +14,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     MistralConfig,
     OPTConfig,
@@ -78,6 +79,19 @@ MODELS = {
 WITH_STATES = {
     "lfm2": lambda: make_model(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"], conv_L_cache=3)),
     "qwen3.5": lambda: make_model(Qwen3_5TextConfig(**SIZES, head_dim=8, **LINEAR)),
+    # Its attention has no positions.
+    "granite-hybrid": lambda: make_model(
+        GraniteMoeHybridConfig(
+            **SIZES,
+            layer_types=["linear_attention", "full_attention"],
+            shared_intermediate_size=48,
+            num_local_experts=0,
+            mamba_n_heads=4,
+            mamba_d_head=16,
+            mamba_d_state=8,
+            position_embedding_type="nope",
+        )
+    ),
 }
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}

@@ -11,13 +11,6 @@ from sebp_edge.events import StepDone
 RECIPE = SMALL.replace(learning_rate=2e-2, epochs=2, batch_tokens=200)
 
 
-def write(folder, texts):
-    folder.mkdir()
-    for number, text in enumerate(texts):
-        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
-    return folder
-
-
 def personalizer(model, store, at=None, **options):
     """Makes a Personalizer that pauses itself at the event for which `at(event, number of its kind)` is true."""
     made = None

@@ -35,7 +35,7 @@ if os.environ.get("TRITON_INTERPRET") and find_spec("triton"):
     interpreter.work_once()
 
 import command
-from builders import make_llama, make_sentences, make_tokenizer
+from builders import make_llama, make_tokenizer, save_model, write_notes
 from failing_memory import RECIPE
 from fake_machine import FakeMachine
 from logged import Logged
@@ -248,30 +248,23 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory, tokenizer):
+def model_folder(tmp_path_factory):
     """A folder with a tiny random Llama of one layer and its tokenizer, as a user would have."""
-    folder = tmp_path_factory.mktemp("models") / "micro-llama"
-    make_llama(num_hidden_layers=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(make_llama(num_hidden_layers=1), tmp_path_factory.mktemp("models") / "micro-llama")
 
 
 @pytest.fixture(scope="session")
-def two_layer_folder(tmp_path_factory, tokenizer):
+def two_layer_folder(tmp_path_factory):
     """A folder like `model_folder`, for tests in which the last layer is not the only one."""
-    folder = tmp_path_factory.mktemp("models") / "micro-llama"
-    make_llama().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(make_llama(), tmp_path_factory.mktemp("models") / "micro-llama")
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory, tokenizer):
+def model(tmp_path_factory):
     """A folder with a model whose random weights are so large that a few steps lower its loss by a tenth."""
-    folder = tmp_path_factory.mktemp("models") / "large-weights"
-    make_llama(initializer_range=0.1, num_hidden_layers=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(
+        make_llama(initializer_range=0.1, num_hidden_layers=1), tmp_path_factory.mktemp("models") / "large-weights"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -283,13 +276,6 @@ def loaded_base(two_layer_folder):
 def base(loaded_base):
     """The model of `two_layer_folder`, loaded on the CPU."""
     return copy.deepcopy(loaded_base)
-
-
-def write_notes(folder):
-    folder.mkdir()
-    for number, text in enumerate(make_sentences(24)):
-        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
-    return folder
 
 
 @pytest.fixture

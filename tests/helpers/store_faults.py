@@ -21,6 +21,9 @@ import signal
 import stat
 import sys
 import time
+import traceback
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -137,8 +140,8 @@ def check(operation: str, before: dict, store: AdapterStore, used: dict[str, int
     return after
 
 
-def run_child(work) -> int | None:
-    """Runs `work` in a child process; returns its exit code, or None if it was killed."""
+def fork(work) -> int:
+    """Runs `work` in a child process; returns its number."""
     if not (child := os.fork()):
         code = 1
         try:
@@ -147,13 +150,23 @@ def run_child(work) -> int | None:
         except SebpEdgeError:
             code = 3
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         finally:
             os._exit(code)
+    return child
+
+
+def end_of(child: int) -> int | None:
+    """Waits for a child process; returns its exit code, or None if it was killed."""
     _, status = os.waitpid(child, 0)
     return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def new_store(folder: Path) -> AdapterStore:
+    """Makes a store that is the template's copy."""
+    shutil.rmtree(folder / "store", ignore_errors=True)
+    shutil.copytree(folder / "template", folder / "store")
+    return AdapterStore(folder / "store")
 
 
 def at_event(number: int, act, kinds) -> None:
@@ -188,16 +201,14 @@ def sweep(folder: Path, act, kinds, step: int) -> dict:
     faults, used = 0, {}
     for operation, work in OPERATIONS.items():
         for number in range(random.randint(1, step), 1000, step):
-            shutil.rmtree(folder / "store", ignore_errors=True)
-            shutil.copytree(folder / "template", folder / "store")
-            store = AdapterStore(folder / "store")
+            store = new_store(folder)
             before = state_of(store)
 
             def child(number=number, work=work, store=store):
                 at_event(number, act, kinds)
                 work(store)
 
-            code = run_child(child)
+            code = end_of(fork(child))
             used = {name: max(versions) for name, (versions, _) in before.items()}
             check(operation, before, store, used)
             assert code in (0, 3, None), (operation, number)
@@ -223,24 +234,21 @@ def kill_at_random(folder: Path, count: int, seed: int) -> dict:
             store.adapter("third").remove()
         before, operation = state_of(store), draw.choice(list(OPERATIONS))
         begin = time.perf_counter()
-        if not (child := os.fork()):
-            code = 1
-            try:
+
+        def work(operation=operation):
+            with suppress(AdapterError):  # nothing to roll back to
                 OPERATIONS[operation](store)
-                code = 0
-            except AdapterError:  # nothing to roll back to
-                code = 0
-            finally:
-                os._exit(code)
+
+        child = fork(work)
         # One of five is measured instead.
         if killed := operation in durations and draw.random() >= 0.2:
             time.sleep(draw.uniform(0, durations[operation]))
             os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
+        code = end_of(child)
+        if code is None:
             kills += 1
         else:
-            assert os.WEXITSTATUS(status) == 0, operation
+            assert code == 0, operation
             finished += 1
             if not killed:
                 durations[operation] = time.perf_counter() - begin
@@ -340,9 +348,7 @@ def cut_power(folder: Path, step: int) -> dict:
     os.fsync = synced
     sys.addaudithook(hook)
     for operation, work in OPERATIONS.items():
-        shutil.rmtree(folder / "store", ignore_errors=True)
-        shutil.copytree(folder / "template", folder / "store")
-        store = AdapterStore(folder / "store")
+        store = new_store(folder)
         before, trees = state_of(store), []
         disk = Disk(folder / "store")
         watching.append((disk, trees))
@@ -409,23 +415,14 @@ def crowd(folder: Path, seconds: float) -> dict:
     store = make_template(folder / "store")
     saved = [[name, version] for name in store.names() for version in store.adapter(name).versions()]
     removed, reads, end = [], 0, time.monotonic() + seconds
-    children = {}
-    for seed in range(8):
-        if not (child := os.fork()):
-            code = 1
-            try:
-                found = (write_at_random if seed < 5 else read_at_random)(store, seed, end)
-                (folder / f"{seed}.json").write_text(json.dumps(found))
-                code = 0
-            except BaseException:
-                import traceback
 
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children[child] = seed
-    for child, seed in children.items():
-        assert os.waitpid(child, 0)[1] == 0
+    def work(seed: int) -> None:
+        found = (write_at_random if seed < 5 else read_at_random)(store, seed, end)
+        (folder / f"{seed}.json").write_text(json.dumps(found))
+
+    children = {seed: fork(partial(work, seed)) for seed in range(8)}
+    for seed, child in children.items():
+        assert end_of(child) == 0
         found = json.loads((folder / f"{seed}.json").read_text())
         saved += found.get("saved", [])
         removed += found.get("removed", [])

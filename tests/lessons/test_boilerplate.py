@@ -1,7 +1,8 @@
 """Lines that stand in many documents are found, and their tokens are marked."""
 
 import pytest
-from builders import CHAT_TEMPLATE, make_sentences, make_tokenizer
+from builders import make_sentences, make_tokenizer
+from small_tokenizer import CHAT_TEMPLATE
 
 from sebp_edge.lessons.boilerplate import common_lines, common_spans
 from sebp_edge.lessons.examples import encode

@@ -3,9 +3,10 @@
 from itertools import chain
 
 import pytest
-from builders import CHAT_TEMPLATE, make_sentences, make_tokenizer
+from builders import make_sentences, make_tokenizer
 from chat_templates import DEEPSEEK_R1, GEMMA, LLAMA_3, PHI_3, QWEN_3, SMOLLM_2
 from pace import at_most
+from small_tokenizer import CHAT_TEMPLATE
 from tokenizers import AddedToken, processors
 
 from sebp_edge.errors import ModelError

@@ -16,10 +16,11 @@ from pathlib import Path
 import jinja2
 import psutil
 import pytest
-from builders import CHAT_TEMPLATE, make_tokenizer
+from builders import make_tokenizer
 from chat_templates import GEMMA, LLAMA_3, QWEN_3, SMOLLM_2
 from pace import at_most
 from served import SECONDS
+from small_tokenizer import CHAT_TEMPLATE
 
 from sebp_edge.cli import frozen
 from sebp_edge.errors import ModelError, TextsError

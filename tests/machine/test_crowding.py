@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 import torch
-from served import SECONDS
+from served import wait_until as until
 
 from sebp_edge.basics.children import ending_with_this
 from sebp_edge.machine import crowding
@@ -25,13 +25,6 @@ OWN = ("sebp-edge crowding", "sebp-edge holds threads")
 def names():
     """The threads that watch, or are held; others may be left of earlier tests."""
     return [thread.name for thread in threading.enumerate() if thread.name in OWN]
-
-
-def until(condition):
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

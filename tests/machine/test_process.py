@@ -121,9 +121,7 @@ def test_the_drivers_report_is_read_for_this_process_and_gpu():
     assert process.parse_use(ANSWER, "aa-1", 5) is None
     assert process.parse_use(ANSWER, "aa-1", 6) is None
     assert process.parse_use("", "aa-1", 4) is None
-
-
-def test_the_drivers_report_is_read_for_this_gpu():
+    # Of all processes together:
     assert process.parse_use("GPU-aa-1, 0\nGPU-aa-2, 812\n", "aa-2") == 812 * 2**20
     assert process.parse_use("GPU-aa-1, 0\n", "aa-3") is None
     assert process.parse_use("GPU-aa-1, [N/A]\n", "aa-1") is None

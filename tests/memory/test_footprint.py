@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, write_notes
 from command import python
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +41,7 @@ from sebp_edge.events import StepDone, TrainingStarted
 from sebp_edge.ops import attention, backend, delta_rule, reference
 from sebp_edge.research import ActiveTokens, RowPlan
 
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 LORA, FULL = Recipe.load("notes").replace(r=4), Recipe.load("full")
 SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 320}
 
@@ -135,15 +136,9 @@ def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: in
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_bytes_that_autograd_saves_on_the_cpu_are_predicted(family, tmp_path):
-    check_kept(make_family(family), FULL, tmp_path)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_bytes_that_autograd_saves_in_bf16_on_the_cpu_are_predicted(family, tmp_path):
-    check_kept(make_family(family).bfloat16(), LORA, tmp_path)
+@pytest.mark.parametrize(("recipe", "dtype"), [(FULL, torch.float32), (LORA, torch.bfloat16)], ids=["full", "lora"])
+def test_the_bytes_that_autograd_saves_on_the_cpu_are_predicted(family, recipe, dtype, tmp_path):
+    check_kept(make_family(family).to(dtype), recipe, tmp_path)
 
 
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -172,7 +167,6 @@ OF_NO_KNOWN_KIND = {
 @pytest.mark.parametrize(("checkpoints", "recipe"), [(0, FULL), (1, LORA)], ids=["full", "lora"])
 @pytest.mark.parametrize("family", OF_NO_KNOWN_KIND)
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_what_blocks_of_no_known_kind_keep_is_measured(on_gpu, family, checkpoints, recipe, tmp_path):
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SIZES | HEADS | OF_NO_KNOWN_KIND[family])
@@ -187,7 +181,6 @@ def test_what_blocks_of_no_known_kind_keep_is_measured(on_gpu, family, checkpoin
     ("family", "recipe"),
     [*((family, LORA) for family in FAMILIES), *((family, FULL) for family in ("llama", "phi3", "starcoder2"))],
 )
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_bytes_that_autograd_saves_with_the_operations_of_a_gpu_are_predicted(family, recipe, tmp_path):
     check_kept(make_family(family).bfloat16(), recipe, tmp_path, on_gpu=True)
 
@@ -196,7 +189,6 @@ def test_the_bytes_that_autograd_saves_with_the_operations_of_a_gpu_are_predicte
     ("family", "checkpoints", "recipe"),
     [("llama", 1, FULL), ("llama", 2, LORA), ("phi3", 1, LORA), ("phi3", 2, FULL), ("starcoder2", 2, LORA)],
 )
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_bytes_that_autograd_saves_with_checkpoints_are_predicted(family, checkpoints, recipe, tmp_path):
     check_kept(make_family(family), recipe, tmp_path, checkpoints=checkpoints)
 
@@ -237,25 +229,22 @@ class LiveBytes(TorchDispatchMode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("checkpoints", "offload", "chunked_blocks"), [(0, False, False), (3, False, True), (4, True, True)]
+    ("family", "dtype", "checkpoints", "offload", "chunked_blocks"),
+    [
+        ("llama", torch.float32, 0, False, False),
+        ("llama", torch.float32, 3, False, True),
+        ("llama", torch.float32, 4, True, True),
+        ("llama", torch.bfloat16, 0, False, False),
+        ("llama", torch.bfloat16, 3, False, True),
+        ("llama", torch.bfloat16, 4, True, True),
+        ("phi3", torch.float32, 0, False, True),
+        ("olmo2", torch.float32, 4, True, False),
+        ("starcoder2", torch.float32, 0, False, True),
+    ],
 )
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_peak_of_a_micro_batch_is_predicted(checkpoints, offload, chunked_blocks, dtype, tmp_path, chunk_rows):
-    check_peak("llama", tmp_path, chunk_rows, checkpoints, offload, chunked_blocks, dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "checkpoints", "offload", "chunked_blocks"),
-    [("phi3", 0, False, True), ("olmo2", 4, True, False), ("starcoder2", 0, False, True)],
-)
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
-def test_the_peak_of_other_families_is_predicted(family, checkpoints, offload, chunked_blocks, tmp_path, chunk_rows):
-    check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks)
-
-
-def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_blocks, dtype=torch.float32):
+def test_the_peak_of_a_micro_batch_is_predicted(
+    family, dtype, checkpoints, offload, chunked_blocks, tmp_path, chunk_rows
+):
     # The micro-batch has about 500 rows.
     chunk_rows(80)
     model = make_family(family, num_hidden_layers=5).to(dtype)
@@ -276,7 +265,6 @@ def check_peak(family, tmp_path, chunk_rows, checkpoints, offload, chunked_block
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "chunked_blocks"), [("llama", False), ("phi3", True)])
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_the_peak_of_full_fine_tuning_with_waiting_gradients_is_predicted(
     family, chunked_blocks, tmp_path, chunk_rows, monkeypatch
 ):
@@ -387,10 +375,7 @@ print(*planned, result.peak_memory_bytes)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the growth of the heap was measured on Linux")
 def test_the_peak_of_a_process_on_the_cpu_is_just_below_the_prediction(tmp_path):
-    notes = tmp_path / "notes"
-    notes.mkdir()
-    for number, text in enumerate(make_sentences(20, words=60)):
-        (notes / f"{number}.md").write_text(text)
+    notes = write_notes(tmp_path / "notes", make_sentences(20, words=60))
     predicted, measured = map(int, python(PROCESS, notes, "4GB").split())
     assert measured <= predicted <= 1.35 * measured
     assert predicted < 4e9

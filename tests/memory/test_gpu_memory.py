@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, save_model
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.engine.memory.guard import MIN_FREE
@@ -24,12 +24,11 @@ RECIPE = Recipe(name="test", description="", r=16, epochs=1, batch_tokens=8000, 
 
 
 @pytest.fixture
-def make(tokenizer, tmp_path):
+def make(tmp_path):
     """A function that makes a Personalizer of a bf16 model with 0.13 billion parameters and large activations."""
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16}
     model = make_llama(**sizes, num_key_value_heads=4, head_dim=64, vocab_size=32000, max_position_embeddings=512)
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_model(model.to(torch.bfloat16), tmp_path / "model")
 
     def personalizer(**options):
         options = {"recipe": RECIPE, "device": "cuda", "store": AdapterStore(tmp_path / "store")} | options
@@ -140,9 +139,6 @@ def test_lowering_stacks_frees_memory_and_does_not_change_results():
         assert torch.equal(x @ x.T, expected)
         torch.testing.assert_close((x @ x.T).float(), x.float() @ x.float().T, rtol=0.02, atol=0.2)
     assert devices.free_memory(CUDA) == pytest.approx(free, abs=32 * 2**20)
-
-
-# ------------------------------------------------------------------------------------------------------------ dry runs
 
 
 # ---------------------------------------------------------------------------------------------------- other programs

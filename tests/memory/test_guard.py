@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
+from builders import FullAdaptation, limit_rows, make_llama, make_sentences, make_step, outlined, schedule_of, train
 from command import start
 from failing_memory import CPU, RECIPE, Failing, equal, gradients, losses_within, recovering_learner, uneven_examples
 from fake_machine import FakeMachine
@@ -33,13 +33,6 @@ def ample():
 
 
 # ------------------------------------------------------------------------------------------------------------ dry runs
-
-
-class FullAdaptation:
-    """An adaptation: a model with all weights trained."""
-
-    def __init__(self, model):
-        self.model = model.requires_grad_(True).eval()
 
 
 CASES = {"lora": (RECIPE, False), "padded": (RECIPE, True), "full": (RECIPE.replace(method="full"), False)}
@@ -133,8 +126,7 @@ def test_a_dry_run_that_runs_out_of_memory_is_repeated_with_smaller_micro_batche
             assert probed.rows <= ran_out.max_rows < largest.sizes.tokens
             assert equal(bits(snapshot(learner.adaptation)), bits(before))
             found = gradients(learner, examples, Failing(), monkeypatch)
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_steps_of_one_micro_batch_are_cut_before_the_first_step(updated_in_backward, monkeypatch):
@@ -308,8 +300,7 @@ def test_micro_batches_are_cut_before_other_programs_make_memory_run_out(base, m
         assert (first.max_rows_before, first.max_rows) == (4096, -(-largest.sizes.tokens // 2))
         assert second.max_rows < second.max_rows_before == first.max_rows
         assert first.shortfall > 0
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.loss, other.loss, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close([each.loss for each in found], [each.loss for each in expected], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from builders import save_model
 from memory_plans import RECIPE, all_plans
 from transformers import BloomConfig
 
@@ -96,9 +97,8 @@ def test_too_little_text_is_refused_before_planning(make, text):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("process_memory")
-def test_a_model_that_runs_padded_is_planned_with_whole_sequences(make, notes_folder, tokenizer, tmp_path):
-    BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320).save_pretrained(tmp_path / "bloom")
-    tokenizer.save_pretrained(tmp_path / "bloom")
+def test_a_model_that_runs_padded_is_planned_with_whole_sequences(make, notes_folder, tmp_path):
+    save_model(BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=320), tmp_path / "bloom")
     plan = make(model=tmp_path / "bloom", memory_budget="4GB").plan(notes_folder)
     while plan.smaller is not None:
         plan = make(model=tmp_path / "bloom", memory_budget=plan.chosen.peak - 1).plan(notes_folder)

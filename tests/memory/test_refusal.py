@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 import torch
-from builders import make_llama
+from builders import make_llama, save_model
 
 from sebp_edge import Personalizer, Recipe
 from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import MachineError
-from sebp_edge.machine import devices
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")
@@ -42,10 +41,9 @@ def test_the_error_names_a_gpu_without_bf16_as_the_reason(two_layer_folder, mach
         refuse_if_too_big(resolve(two_layer_folder), LORA, CUDA)
 
 
-def test_a_gpu_that_is_too_small_streams_all_blocks_if_the_host_has_room(tokenizer, tmp_path, machine, monkeypatch):
+def test_a_gpu_that_is_too_small_streams_all_blocks_if_the_host_has_room(tmp_path, machine):
     model = make_llama(num_hidden_layers=6)
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(model, tmp_path)
     machine.computes_in(torch.bfloat16)
     matrices = [p for name, p in model.named_parameters() if "proj" in name]
     adapter = LORA.r * sum(sum(p.shape) for p in matrices) * (4 + 2 + 4 + 8)
@@ -53,8 +51,7 @@ def test_a_gpu_that_is_too_small_streams_all_blocks_if_the_host_has_room(tokeniz
     # Two blocks of six stay.
     streamed = resident - 2 * sum(p.numel() for p in matrices) * 4 // 6
     free = {"cuda": resident, "cpu": 8e9}
-    monkeypatch.setattr(devices, "free_memory", lambda device: int(free[device.type]))
-    monkeypatch.setattr(devices, "total_memory", lambda device: int(8e9))
+    machine.has_memory(free, total=8e9)
 
     def number():
         return refuse_if_too_big(resolve(tmp_path), LORA, CUDA)

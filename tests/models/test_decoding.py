@@ -4,6 +4,7 @@ import functools
 import random
 import weakref
 
+import export_sources
 import pytest
 import torch
 from builders import make_llama
@@ -11,7 +12,7 @@ from model_families import DECODERS, MODELS, WITH_STATES, make_model
 from transformers import BloomConfig, FalconConfig, GenerationConfig
 
 from sebp_edge import Recipe
-from sebp_edge.engine.models import captured_step, decoding, shared_batches
+from sebp_edge.engine.models import captured_step, decoding
 from sebp_edge.engine.models.adaptation import attach, trainable
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.decoding import Decoder, end_ids_of
@@ -28,10 +29,19 @@ TOGETHER = {
     **WITH_STATES,
     **{name: lambda name=name: make_model(DECODERS[name]()) for name in ("gpt2", "opt")},
 }
-# Each prompt has the batch to itself.
-TOGETHER["longest row"] = lambda: make_llama(
-    rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-)
+
+
+@torch.no_grad()
+def make_longrope():
+    """A model whose texts of more than 24 tokens have other angles, and whose attention shows that."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    model = make_llama(rope_parameters=rope | {"short_factor": [1.0] * 4, "long_factor": [8.0] * 4})
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.mul_(1000)
+    return model
+
+
+TOGETHER |= {"longrope": make_longrope, "gemma4": lambda: make_model(export_sources.FAMILIES["gemma4"]())}
 ALONE = {
     "a recurrent state": lambda: make_model(DECODERS["recurrent-gemma"]()),
     "positions from the mask": lambda: make_model(
@@ -103,7 +113,7 @@ def tiny():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longest row"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longrope", "gemma4"])
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
     assert Decoder(model).one_by_one is None
@@ -333,7 +343,7 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
             raise CannotCapture("it waits for the GPU.")
 
     monkeypatch.setattr(decoding, "CapturedSteps", Refusing)
-    monkeypatch.setattr(shared_batches, "MAX_ROWS", 4)
+    monkeypatch.setattr(decoding, "max_rows", lambda _: 4)
     decoder = Decoder(model, on_event=notices.append)
     decoder._captures = True
     prompts, ends, expected = each_alone("llama")
@@ -350,8 +360,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
     prompts, ends, expected = each_alone(family)
-    monkeypatch.setattr(shared_batches, "MAX_ROWS", 9)
-    monkeypatch.setattr(shared_batches, "MAX_ROWS_WITH_STATES", 9)
+    monkeypatch.setattr(decoding, "max_rows", lambda _: 9)
     decoder = Decoder(TOGETHER[family]().eval())
     decoder._captures = True
     assert decoder.decode(prompts, ends, greedy(10)) == expected
@@ -372,8 +381,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 
     monkeypatch.setattr(captured_step, "_StepGraph", Counted)
     model, prompts = TOGETHER[family]().eval().cuda(), make_prompts()
-    monkeypatch.setattr(shared_batches, "MAX_ROWS", max_rows)
-    monkeypatch.setattr(shared_batches, "MAX_ROWS_WITH_STATES", max_rows)
+    monkeypatch.setattr(decoding, "max_rows", lambda _: max_rows)
     eager, captured = (Decoder(model, on_event=notices.append) for _ in range(2))
     eager._captures = False
     expected = eager.decode(prompts, ENDS, greedy(10))

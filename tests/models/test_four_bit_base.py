@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import batch_losses, dequantised_llama, make_llama
+from builders import batch_losses, dequantised_llama, disturb, make_llama, save_model
 from typer.testing import CliRunner
 
 from sebp_edge import AdapterRecord, AdapterStore, Personalizer, Recipe
@@ -45,16 +45,14 @@ def sizes():
 
 
 @pytest.fixture
-def folder(sizes, tokenizer, tmp_path):
+def folder(sizes, tmp_path):
     folder = tmp_path / "model"
     model = make_llama(attention_bias=True, **sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("proj.bias"):
                 parameter.copy_(torch.linspace(-0.3, 0.3, len(parameter)))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(model, folder)
 
 
 @BOTH_SIZES
@@ -73,15 +71,6 @@ def test_linear_layers_are_in_4_bits_and_all_else_is_unchanged(folder):
             assert 0 < difference.abs().max() < 0.16 * parameter.abs().max()
         else:
             assert torch.equal(found, parameter), name
-
-
-def random_adaptation(base):
-    adaptation = attach(base, IN_4_BITS, seed=1)
-    with torch.no_grad():
-        for number, parameter in enumerate(trainable(adaptation)):
-            draw = torch.Generator().manual_seed(number)
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
-    return adaptation
 
 
 def gradients(adaptation, level, batch):
@@ -103,7 +92,7 @@ def test_training_equals_that_of_the_dequantised_model_even_after_generation(fol
     base, batch = load(folder), padded_batch()
     # Generation is when bitsandbytes would repack weights, on CPUs with bf16 instructions.
     generate_text(base.model, base.tokenizer, [5, 6, 7], [], Sampling(max_new_tokens=3, temperature=0))
-    adaptation = random_adaptation(base)
+    adaptation = disturb(attach(base, IN_4_BITS, seed=1))
     loss, found = gradients(adaptation, level, batch)
     twin = BaseModel(
         base.reference,

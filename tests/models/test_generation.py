@@ -95,18 +95,16 @@ def test_a_stop_string_ends_the_text_and_is_never_streamed(writer, model):
     whole = write(writer, max_new_tokens=60)
     for begin in (0, 3, 10):
         stop, parts, steps = whole[begin : begin + 6], [], []
-        hook = model.register_forward_hook(lambda *call: steps.append(call))  # noqa: B023
-        text = write(writer, max_new_tokens=60, stop=[stop], on_text=parts.append)
-        hook.remove()
+        with model.register_forward_hook(lambda *call: steps.append(call)):  # noqa: B023
+            text = write(writer, max_new_tokens=60, stop=[stop], on_text=parts.append)
         assert text == "".join(parts) == whole[: whole.index(stop)]
         assert len(steps) < 60
 
 
 def test_the_text_excludes_the_prompt_and_is_no_longer_than_requested(writer, model):
     steps = []
-    hook = model.register_forward_hook(lambda *call: steps.append(call))
-    text = write(writer, max_new_tokens=3)
-    hook.remove()
+    with model.register_forward_hook(lambda *call: steps.append(call)):
+        text = write(writer, max_new_tokens=3)
     assert "the ferry" not in text
     assert len(steps) == 3
 
@@ -168,9 +166,8 @@ def test_only_the_tokens_of_a_folders_generation_config_are_used(model_folder, w
 
 def test_a_folders_generation_config_has_the_tokens_that_end_a_text(model_folder, writer, model, tmp_path):
     taken = []
-    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: taken.append(ids[0][0, -1]))
-    whole = write(writer)
-    hook.remove()
+    with model.get_input_embeddings().register_forward_pre_hook(lambda _, ids: taken.append(ids[0][0, -1])):
+        whole = write(writer)
     token = int(taken[5])
     folder = shutil.copytree(model_folder, tmp_path / "changed")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, token]}))

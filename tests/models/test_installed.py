@@ -117,11 +117,7 @@ def lm_studio(tmp_path, monkeypatch):
 def test_lm_studios_models_are_found_by_their_names(lm_studio):
     for name in ("a-Q4_K_M", "A-GGUF", "a-gguf/a-q4_k_m", "org/A-GGUF", "org/A-GGUF/a-Q4_K_M.gguf"):
         assert resolve(f"lmstudio:{name}").location == str(lm_studio / "org/A-GGUF/a-Q4_K_M.gguf")
-    assert listed() == [
-        "lmstudio:org/A-GGUF/a-Q4_K_M",
-        "lmstudio:org/B-GGUF/b-Q4_0",
-        "lmstudio:org/B-GGUF/b-Q8_0",
-    ]
+    assert listed() == ["lmstudio:org/A-GGUF/a-Q4_K_M", "lmstudio:org/B-GGUF/b-Q4_0", "lmstudio:org/B-GGUF/b-Q8_0"]
 
 
 def test_unknown_and_ambiguous_models_of_lm_studio_are_refused(lm_studio):

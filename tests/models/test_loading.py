@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from builders import load_base, make_llama, make_sentences, shape_of
+from builders import load_base, make_llama, make_sentences, save_model, shape_of
 from command import python
 from failing_memory import Failing
 from model_families import DECODERS, MODELS, WITH_STATES, make_model
@@ -91,9 +91,8 @@ def test_the_fingerprint_is_of_the_weights_not_of_their_format(two_layer_folder,
     assert in_fp32.fingerprint == in_bf16.fingerprint
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_shards(two_layer_folder, tokenizer, tmp_path):
-    make_llama().save_pretrained(tmp_path, max_shard_size="20KB")
-    tokenizer.save_pretrained(tmp_path)
+def test_the_fingerprint_is_of_the_weights_not_of_their_shards(two_layer_folder, tmp_path):
+    save_model(make_llama(), tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert load(tmp_path).fingerprint == load(two_layer_folder).fingerprint
 
@@ -207,10 +206,7 @@ def test_an_unknown_or_damaged_config_is_refused_with_one_sentence(copied, confi
         ({"num_hidden_layers": 0}, "has num_hidden_layers 0; expected at least 1"),
         ({"num_hidden_layers": -1}, "has num_hidden_layers -1; expected at least 1"),
         ({"max_position_embeddings": 3}, "has max_position_embeddings 3; expected at least 8"),
-        (
-            {"vocab_size": 0, "pad_token_id": None},
-            r"embed_tokens\.weight' the shape \[0, 32\]; expected positive",
-        ),
+        ({"vocab_size": 0, "pad_token_id": None}, r"embed_tokens\.weight' the shape \[0, 32\]; expected positive"),
         ({"intermediate_size": 0}, r"gate_proj\.weight' the shape \[0, 32\]; expected positive sizes"),
         ({"hidden_size": -32}, r"cannot be made from its config \(RuntimeError\)"),
     ],
@@ -278,10 +274,9 @@ print(max(seen) - seen[0], sum(parameter.nbytes for parameter in base.model.para
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of a process's memory")
-def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(two_layer_folder, tokenizer, tmp_path):
+def test_weights_in_the_format_of_their_file_are_not_copied_in_host_memory(two_layer_folder, tmp_path):
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3, "num_attention_heads": 16}
-    make_llama(**sizes).bfloat16().save_pretrained(tmp_path, max_shard_size="30MB")
-    tokenizer.save_pretrained(tmp_path)
+    save_model(make_llama(**sizes).bfloat16(), tmp_path, max_shard_size="30MB")
     taken, weights = map(int, python(MEASURED, two_layer_folder, tmp_path).split())
     assert weights > 80e6
     assert taken < 0.2 * weights

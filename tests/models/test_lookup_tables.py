@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import load_base, make_llama, silent
+from builders import load_base, make_llama, save_model, silent
 from fake_gpu import FakeCuda, simulate
 from model_families import large_tables, make_model
 from torch import nn
@@ -149,10 +149,9 @@ def test_a_model_is_moved_without_its_table():
 
 
 @pytest.mark.usefixtures("any_size")
-def test_the_scales_of_a_model_that_is_in_4_bits_already_are_moved_with_it(tokenizer, tmp_path):
+def test_the_scales_of_a_model_that_is_in_4_bits_already_are_moved_with_it(tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    make_gemma4().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(make_gemma4(), tmp_path)
     model = load_base(tmp_path, LORA.replace(load_in_4bit=True)).model
     states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
     with Moves() as moves:
@@ -163,10 +162,9 @@ def test_the_scales_of_a_model_that_is_in_4_bits_already_are_moved_with_it(token
 
 
 @pytest.mark.usefixtures("any_size")
-def test_on_a_cpu_nothing_changes(tokenizer, tmp_path):
+def test_on_a_cpu_nothing_changes(tmp_path):
     expected = make_gemma4()
-    expected.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(expected, tmp_path)
     base = load_base(tmp_path)
     assert base.placed_for is None and not hasattr(table_of(base.model).weight, "is_on_host")
     assert torch.equal(table_of(base.model).weight, table_of(expected).weight)
@@ -196,10 +194,9 @@ def test_a_model_is_loaded_again_if_its_tables_belong_elsewhere(two_layer_folder
     assert used.load(silent, full).model is not base.model
 
 
-def test_blocks_in_host_memory_have_the_same_layers_in_4_bits(tokenizer, tmp_path):
+def test_blocks_in_host_memory_have_the_same_layers_in_4_bits(tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    make_gemma4().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(make_gemma4(), tmp_path)
 
     def layers(number):
         recipe = LORA.replace(load_in_4bit=True)
@@ -256,11 +253,10 @@ def test_exactly_the_memory_is_locked_and_freed_with_the_last_tensor(monkeypatch
 
 @pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("in_4_bits", [False, True])
-def test_a_model_is_loaded_with_its_table_in_locked_memory(in_4_bits, tokenizer, tmp_path, machine, monkeypatch):
+def test_a_model_is_loaded_with_its_table_in_locked_memory(in_4_bits, tmp_path, machine, monkeypatch):
     if in_4_bits:
         pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    make_gemma4().save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(make_gemma4(), tmp_path)
     recipe, ids = LORA.replace(load_in_4bit=in_4_bits), torch.arange(3, 40)[None]
     expected = load_base(tmp_path, recipe)
     machine.computes_in(torch.float32)

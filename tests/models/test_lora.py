@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from builders import SIZES, make_llama
+from builders import SIZES, disturb, make_llama, save_model, unchanged
 from model_families import MODELS, make_model
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, FalconH1Config, MambaConfig, NemotronHConfig
@@ -37,17 +37,6 @@ def saved(base, tmp_path):
 @torch.no_grad()
 def logits(model):
     return model(IDS).logits
-
-
-@torch.no_grad()
-def disturb(adapter):
-    generator = torch.Generator().manual_seed(1)
-    for parameter in trainable(adapter):
-        parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-
-
-def structure(model):
-    return {name: type(module) for name, module in model.named_modules()}, set(vars(model))
 
 
 @pytest.mark.slow
@@ -145,13 +134,11 @@ def test_a_snapshot_is_saved_in_the_files_of_the_state_itself(base, tmp_path):
 
 
 def test_detach_restores_the_base_model(base):
-    before, shape = logits(base.model), structure(base.model)
-    adapter = attach(base, RECIPE, seed=0)
-    disturb(adapter)
-    assert not torch.equal(logits(adapter.model), before)
-    adapter.detach()
-    assert structure(base.model) == shape
-    assert torch.equal(logits(base.model), before)
+    before = logits(base.model)
+    with unchanged(base.model.requires_grad_(False)):  # as PEFT leaves its weights
+        adapter = disturb(attach(base, RECIPE, seed=0))
+        assert not torch.equal(logits(adapter.model), before)
+        adapter.detach()
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -162,9 +149,8 @@ def test_a_state_is_read_in_the_order_of_the_attached_parameters(base, family, t
     adapter.save(tmp_path)
     expected = snapshot(adapter)
     adapter.detach()
-    before = structure(base.model)
-    found = read_state(base, tmp_path)
-    assert structure(base.model) == before
+    with unchanged(base.model):
+        found = read_state(base, tmp_path)
     assert [value.shape for value in found] == [value.shape for value in expected]
     assert all(map(torch.equal, found, expected))
 
@@ -199,15 +185,12 @@ def test_saved_files_contain_the_models_name_and_no_path(base, saved, two_layer_
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"intermediate_size": 64}])
-def test_another_base_model_is_refused_and_unchanged(saved, tokenizer, tmp_path, changes):
-    make_llama(**changes).save_pretrained(tmp_path / "other")
-    tokenizer.save_pretrained(tmp_path / "other")
+def test_another_base_model_is_refused_and_unchanged(saved, tmp_path, changes):
+    save_model(make_llama(**changes), tmp_path / "other")
     other = load_base_model(resolve(tmp_path / "other"), RECIPE, torch.device("cpu"))
-    before, shape = logits(other.model), structure(other.model)
-    with pytest.raises(BaseModelMismatch, match="'adapter' was made for another base model than 'other'"):
+    mismatch = pytest.raises(BaseModelMismatch, match="'adapter' was made for another base model than 'other'")
+    with unchanged(other.model.requires_grad_(False)), mismatch:
         load(other, saved[0])
-    assert structure(other.model) == shape
-    assert torch.equal(logits(other.model), before)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +205,10 @@ def test_another_base_model_is_refused_and_unchanged(saved, tokenizer, tmp_path,
     ],
 )
 def test_damaged_files_are_refused_and_the_base_model_is_unchanged(base, saved, file, content):
-    before, shape = logits(base.model), structure(base.model)
     path = saved[0] / file
     path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(AdapterError, match="'adapter' is damaged"):
+    with unchanged(base.model), pytest.raises(AdapterError, match="'adapter' is damaged"):
         load(base, saved[0])
-    assert structure(base.model) == shape
-    assert torch.equal(logits(base.model), before)
 
 
 def test_a_folder_without_weights_is_refused(base, saved, tmp_path):
@@ -250,9 +230,8 @@ def test_a_folder_without_weights_is_refused(base, saved, tmp_path):
     ],
     ids=["falcon-h1", "nemotron-h"],
 )  # fmt: skip
-def test_what_peft_refuses_is_left_out_by_name(config, tokenizer, tmp_path):
-    make_model(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_what_peft_refuses_is_left_out_by_name(config, tmp_path):
+    save_model(make_model(config), tmp_path / "model")
     base = load_base_model(resolve(tmp_path / "model"), RECIPE, torch.device("cpu"))
     linears = {name for name, each in base.model.named_modules() if isinstance(each, torch.nn.Linear)}
     adapter = attach(base, RECIPE, seed=3)

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from against_dense import padded_batch
-from builders import make_examples, make_llama
+from builders import disturb, make_examples, make_llama, save_model
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -39,10 +39,8 @@ def recipe(request):
 
 
 @pytest.fixture
-def folder(tokenizer, tmp_path):
-    make_llama(attention_bias=True, **SIZES).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def folder(tmp_path):
+    return save_model(make_llama(attention_bias=True, **SIZES), tmp_path / "model")
 
 
 def load(folder, recipe, number):
@@ -50,12 +48,7 @@ def load(folder, recipe, number):
 
 
 def random_adaptation(base, recipe):
-    adaptation = attach(base, recipe, seed=1)
-    with torch.no_grad():
-        for number, parameter in enumerate(trainable(adaptation)):
-            draw = torch.Generator().manual_seed(number)
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
-    return adaptation
+    return disturb(attach(base, recipe, seed=1))
 
 
 def poison(model):

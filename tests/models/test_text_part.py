@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from builders import SIZES, load_base, seeded, shape_of
+from builders import SIZES, load_base, save_model, seeded, shape_of
 from model_families import LINEAR, SLIDING
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -68,12 +68,11 @@ IDS = torch.randint(7, 320, (2, 19), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(params=WHOLE)
-def whole(request, tokenizer, tmp_path):
+def whole(request, tmp_path):
     """A random model that also sees, and its folder."""
     with seeded(3):
         model = AutoModelForImageTextToText.from_config(WHOLE[request.param]()).eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(model, tmp_path)
     return model, tmp_path
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch
-from builders import SIZES, make_llama, seeded
-from model_families import MODELS, make_model
+from builders import make_llama, seeded
+from model_families import MODELS, WITH_STATES
 from pairwise import pairwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,13 +69,10 @@ def test_fused_attention_changes_no_loss_and_no_gradient(family):
 
 
 def test_heads_are_not_rotated_if_the_model_passes_no_angles(fits_flash_attention):
-    sizes = {"shared_intermediate_size": 48, "num_local_experts": 0, "layer_types": ["full_attention"] * 2}
-    sizes |= {"mamba_n_heads": 4, "position_embedding_type": "nope"}
-    model = make_model(AutoConfig.for_model("granitemoehybrid", **SIZES, **sizes)).double()
-    batch = padded_batch()
+    model, batch = WITH_STATES["granite-hybrid"]().double(), padded_batch()
     expected = dense_losses(model, batch)
     with Hoisted(model) as hoisted:
-        assert "forward" in vars(model.model.layers[0].self_attn)
+        assert "forward" in vars(model.model.layers[1].self_attn)
         found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 

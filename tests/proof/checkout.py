@@ -71,7 +71,8 @@ def run_checkout(script: str, checkout: Path, work: Path, given) -> int:
     link_package(checkout, work / "site")
     (work / "site" / "sitecustomize.py").write_text(SAME_SALTS)
     homes = {"HOME": str(work / "home"), "HF_HOME": str(work / "cache" / "huggingface")}
-    settings = SETTINGS | homes | {"PYTHONPATH": str(work / "site")}
+    path = [work / "site", Path(__file__).parents[1] / "helpers"]
+    settings = SETTINGS | homes | {"PYTHONPATH": os.pathsep.join(map(str, path))}
     command = [given.python, script, "_child", str(work), str(checkout), *given.only]
     code = subprocess.run(command, env=os.environ | settings, cwd=work, check=False).returncode
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(work.glob("found/*.json"))}

@@ -5,27 +5,18 @@ import random
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from small_tokenizer import WORDS, make_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForSequenceClassification,
     Gemma3TextConfig,
     LlamaConfig,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     RecurrentGemmaConfig,
 )
 
-WORDS = "the ferry left at six and the wind was from the west so we took the bread soup and the old map home".split()  # noqa: SIM905
 THINGS = "samovar bicycle canoe piano kettle ladder lantern wagon freezer ladle kayak mower".split()  # noqa: SIM905
-SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|end|>{% endgeneration %}"
-    "{% else %}{{ message.content }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 SIZES = {
     "vocab_size": 320,
     "hidden_size": 32,
@@ -54,7 +45,7 @@ QUICK = {"r": 4, "learning_rate": 2e-2, "epochs": 3, "batch_tokens": 200, "conte
 
 def save_models(folder: Path) -> None:
     """Saves each model with its tokenizer in a folder of its name."""
-    tokenizer = _make_tokenizer()
+    tokenizer = make_tokenizer()
     for name, config in MODELS.items():
         torch.manual_seed(0)
         _save(AutoModelForCausalLM.from_config(config), tokenizer, folder / name)
@@ -68,23 +59,6 @@ def save_models(folder: Path) -> None:
 def _save(model, tokenizer, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _make_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=SPECIAL_TOKENS, initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    tokenizer.train_from_iterator([" ".join(WORDS)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>", pad_token="<|pad|>"
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
 
 
 def sentences(count: int, words: int = 24, seed: int = 0) -> list[str]:

@@ -58,8 +58,8 @@ MUTATIONS = [
         # The training.
         ("cosine without its warm-up", "math.cos(math.pi * (step - warmup) / max(1, total_steps - warmup))",
          "math.cos(math.pi * step / max(1, total_steps))", "tests/training", "learning_rates_warm_up"),
-        ("one epoch more than patience", "progress.best_epoch >= self.recipe.patience",
-         "progress.best_epoch > self.recipe.patience", "tests/training", "stops_early"),
+        ("one epoch more than patience", "progress.best_epoch < self.recipe.patience",
+         "progress.best_epoch <= self.recipe.patience", "tests/training", "stops_early"),
         ("the last state for the best", "best = not losses or loss < progress.best_loss", "best = True",
          "tests/training", "stops_early"),
         ("steps of AdamW not counted", "self.step.add_(1)", "self.step.fill_(1)", "tests/ops", "equals_torchs"),

@@ -17,10 +17,7 @@ NOT_COMPARED = {
 # Keys whose values depend on time.
 TIMES = {"seconds", "seconds_left", "training_seconds", "tokens_per_second", "created", "time", "job"}
 # Keys whose values depend on what this process, or other programs, use of the memory.
-MEMORY = {
-    *("budget", "context", "reserve", "peak", "predicted"),
-    *("peak_memory_bytes", "predicted_peak_bytes"),
-}
+MEMORY = {*("budget", "context", "reserve", "peak", "predicted"), *("peak_memory_bytes", "predicted_peak_bytes")}
 # Times, dates, rates and memory in sentences and pages.
 MEASURED = re.compile(
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d[\d.+:Z]*)?|"

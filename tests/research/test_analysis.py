@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import dataset_of, make_encoder, make_examples, make_llama, make_sentences
+from builders import dataset_of, make_encoder, make_examples, make_llama, make_sentences, save_model
 from model_families import MODELS
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
@@ -286,12 +286,9 @@ def test_an_encoder_with_one_output_is_refused():
 
 
 @pytest.fixture
-def encoder_folder(tmp_path, tokenizer):
+def encoder_folder(tmp_path):
     """A folder with a tiny random BERT without a head, and a tokenizer."""
-    folder = tmp_path / "micro-bert"
-    make_encoder("bert", "sequence").base_model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return save_model(make_encoder("bert", "sequence").base_model, tmp_path / "micro-bert")
 
 
 @pytest.mark.slow

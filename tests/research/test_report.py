@@ -17,9 +17,8 @@ from sebp_edge.basics.pages import chart
 from sebp_edge.basics.pages.render import write
 from sebp_edge.basics.units import percent
 from sebp_edge.errors import OptionError, StorageError
-from sebp_edge.research.analysis.analysis import Analysis, analyze, analyze_examples
+from sebp_edge.research.analysis.analysis import MARK, Analysis, analyze, analyze_examples
 from sebp_edge.research.analysis.gradient_sparsity import HeatMap
-from sebp_edge.research.analysis.report import MARK
 
 VOID = {"meta", "br", "rect", "path"}  # rect and path close themselves in an SVG
 

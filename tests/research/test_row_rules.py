@@ -122,13 +122,11 @@ def test_a_calibrated_threshold_drops_noise_and_little_else(noisy, scale):
 
 
 def test_rows_beyond_the_capacity_are_reported_as_dropped():
-    class ChooseTwo:
-        epsilon = None
-
-        def __call__(self, energy_N):
+    class TwoSelector(_LayerSelector):
+        def _choose(self, energy_N):
             return select_rows(energy_N != 0, capacity=2)
 
-    choose = _LayerSelector(("layer",), ChooseTwo())
+    choose = TwoSelector(("layer",), rule=None)
     dout = torch.tensor([[0.0], [1.0], [0.0], [2.0], [3.0], [1.0]])
     assert choose((dout,)).on_host()[0].tolist() == [1, 3]
     report = choose.dropped()

@@ -3,9 +3,9 @@
 import shutil
 
 import pytest
-from builders import make_sentences
+from builders import make_sentences, write_notes
 from command import RECIPE
-from paused_jobs import THIRD_STEP, bits, personalizer, verdict, write
+from paused_jobs import THIRD_STEP, bits, personalizer, verdict
 from quick import skip_assessment
 
 from sebp_edge import AdapterStore, Politeness, Recipe
@@ -16,7 +16,7 @@ from sebp_edge.errors import Paused
 def notes(tmp_path_factory):
     """Folders of notes by their number: of 30 one part is for tests, 13 are trained on in folds."""
     root = tmp_path_factory.mktemp("notes")
-    return {number: write(root / str(number), make_sentences(40)[:number]) for number in (13, 30)}
+    return {number: write_notes(root / str(number), make_sentences(40)[:number]) for number in (13, 30)}
 
 
 @pytest.fixture(scope="session")

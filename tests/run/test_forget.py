@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from random_texts import words
-from store_faults import OTHERS, WRITES, Weights, at_event, record, run_child, state_of
+from store_faults import OTHERS, WRITES, Weights, at_event, end_of, fork, record, state_of
 
 from sebp_edge import Adapter, AdapterStore
 from sebp_edge.errors import AdapterError, TextsError
@@ -347,7 +347,7 @@ def test_a_kill_at_any_instant_loses_no_adapter_and_the_same_call_completes_it(s
             at_event(number, lambda: os.kill(os.getpid(), signal.SIGKILL), (*WRITES, *OTHERS))
             call(store, ["3.md"], notes)
 
-        code = run_child(child)
+        code = end_of(fork(child))
         state_of(store)  # asserts that every version is whole
         assert store.adapter("mine").active() is not None
         receipts = list((store.folder / "mine").glob("forgotten-*.json"))

@@ -1,8 +1,8 @@
 """Of a recipe's two learning rates, the model's size decides; its record has that one, and later trainings keep it."""
 
 import pytest
-from builders import make_sentences
-from paused_jobs import personalizer, write
+from builders import make_sentences, write_notes
+from paused_jobs import personalizer
 
 from sebp_edge import AdapterStore, Recipe
 from sebp_edge.errors import OptionError
@@ -50,7 +50,7 @@ def test_the_record_and_all_trainings_have_the_rate_of_a_small_model(model, note
 def test_a_version_learns_on_at_a_share_of_its_rate(model, notes, tmp_path):
     store = AdapterStore(tmp_path / "store")
     personalizer(model, store, recipe=RECIPE).adapt(notes[30], activate_anyway=True)
-    more = write(tmp_path / "more", make_sentences(40))
+    more = write_notes(tmp_path / "more", make_sentences(40))
     made = personalizer(model, store, recipe=RECIPE)
     result = made.adapt(more, activate_anyway=True)
     assert any(isinstance(event, LearningOn) for event in made.events)

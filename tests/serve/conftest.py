@@ -1,9 +1,9 @@
 """What a server of the tests may use, and a short training for it."""
 
 import pytest
+from builders import write_notes
 from command import LONGER, RECIPE
 from served import Server, WarmServers
-from shared_fixtures import write_notes
 
 
 @pytest.fixture

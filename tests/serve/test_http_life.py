@@ -13,12 +13,11 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
-from builders import make_llama
+from builders import make_llama, write_notes
 from command import COMMAND, RECIPE, assert_one_sentence, run
 from http_door import Door, open_door, open_door_of_notes
 from safetensors.torch import load_file, save_file
 from served import SECONDS, environment, wait_until
-from shared_fixtures import write_notes
 
 pytest.importorskip("resource", reason="needs a Unix")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

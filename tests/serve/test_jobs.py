@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from builders import write_notes
 from command import LONGER, RECIPE
 from jsonschema import Draft202012Validator
 from served import ENDED, Refused, Server, all_gone, environment, refused, wait_until
-from shared_fixtures import write_notes
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
 

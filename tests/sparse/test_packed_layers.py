@@ -64,7 +64,7 @@ class Scan(Layer):
 
 
 def texts():
-    return PackedTexts.of(torch.tensor([0, 3, 3, 5]).int(), 5)
+    return PackedTexts(torch.tensor([0, 3, 3, 5]).int(), 5)
 
 
 def test_each_row_knows_how_far_its_text_has_come():

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builders import make_sentences
+from builders import make_sentences, write_notes
 from stored_adapter import save
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -39,10 +39,8 @@ def packed_store(tmp_path):
 @pytest.fixture
 def notes(tmp_path):
     """A folder with the notes that the packed store's version 2 learnt."""
-    folder = tmp_path / "notes"
-    folder.mkdir()
-    for number, text in list(enumerate(make_sentences(30)))[1:]:
-        (folder / f"note-{number:02}.md").write_text(text, encoding="utf-8")
+    folder = write_notes(tmp_path / "notes", make_sentences(30))
+    (folder / "note-00.md").unlink()
     return folder
 
 

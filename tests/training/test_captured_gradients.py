@@ -160,16 +160,14 @@ def test_warm_up_leaves_existing_gradients_unchanged(plain, at_once, limit_gradi
         hoisted.row_losses(one).mean().backward()
         captured.prepare([other])
         captured.add(other)
-        for parameter, gradient in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient)
+        torch.testing.assert_close([parameter.grad for parameter in parameters], expected)
         # A bucket that is prepared while gradients are accumulated.
         model.zero_grad()
         captured = CapturedGradients(hoisted)
         captured.add(one)
         captured.prepare([other])
         captured.add(other)
-        for parameter, gradient in zip(parameters, expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient)
+        torch.testing.assert_close([parameter.grad for parameter in parameters], expected)
 
 
 class TestOnAGpu:

@@ -14,6 +14,7 @@ from builders import (
     make_step,
     make_tokenizer,
     outlined,
+    save_model,
     schedule_of,
 )
 from graph_learners import RECIPE, FullAdaptation, LoraAdaptation, drop_graphs, error, make_learner, step_gradients
@@ -96,12 +97,11 @@ def test_memory_options_do_not_change_the_gradients(prompt, chunk_rows):
 
 
 @pytest.mark.parametrize("dequantised_blocks", [0, 2, 3])
-def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(dequantised_blocks, tokenizer, tmp_path):
+def test_a_base_in_4_bits_trains_with_graphs_without_waiting_for_the_gpu(dequantised_blocks, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: pip install 'sebp-edge[4bit]'")
     options = MemoryOptions(checkpoints=1, dequantised_blocks=dequantised_blocks)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3}
-    make_llama(**sizes).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save_model(make_llama(**sizes), tmp_path)
     base = load_base_model(resolve(tmp_path), RECIPE.replace(load_in_4bit=True), torch.device("cuda"))
     examples, events = make_examples([31, 2, 17, 64, 5, 40], prompt=3), []
     micro_batches = [examples[:3], examples[3:4], examples[4:]]

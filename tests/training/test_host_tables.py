@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from builders import make_sentences
+from builders import make_sentences, save_model
 from graph_learners import RECIPE, losses_and_steps, with_adapter
 from model_families import large_tables, make_model
 from torch import nn
@@ -28,7 +28,7 @@ ROWS, COLUMNS = 2**15, 4 * 64
 
 
 @pytest.fixture
-def folder(tokenizer, tmp_path):
+def folder(tmp_path):
     config = Gemma4TextConfig(
         vocab_size=320,
         hidden_size=256,
@@ -46,9 +46,7 @@ def folder(tokenizer, tmp_path):
         max_position_embeddings=256,
         pad_token_id=2,
     )
-    make_model(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    return save_model(make_model(config).to(torch.bfloat16), tmp_path / "model")
 
 
 def load(folder, in_4_bits):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import refuse_hoisting
 from failing_memory import RECIPE
 
 from sebp_edge.ask.general_texts import encode_probes
@@ -93,11 +94,9 @@ def own_figures(base):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("hoists", [True, False])
-def test_they_are_those_of_single_passes(base, method, hoists, monkeypatch):
+def test_they_are_those_of_single_passes(base, method, hoists):
     if not hoists:
-        monkeypatch.setattr(
-            "sebp_edge.engine.training.losses.hoist_if_exact", lambda *_, **__: (None, "as the test wants")
-        )
+        refuse_hoisting(base.model)
     before = own_figures(base)
     adaptation = changed(base, method=method)
     found, after = probe(base, adaptation), own_figures(base)

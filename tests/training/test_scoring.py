@@ -1,8 +1,7 @@
 """A score is the loss of an evaluation, for saved weights of every kind, and leaves the model as it was."""
 
 import pytest
-import torch
-from builders import evaluated, make_llama, make_tokenizer, refuse_hoisting
+from builders import disturb, evaluated, make_llama, refuse_hoisting, save_model, unchanged
 from failing_memory import CPU, RECIPE, recovering_learner, uneven_examples
 
 from sebp_edge.basics.stopping import StopRequested
@@ -26,10 +25,9 @@ EXAMPLES = uneven_examples()
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory):
     """A model with layers wide enough for 4 bits."""
-    folder = tmp_path_factory.mktemp("models") / "wide-llama"
-    make_llama(hidden_size=64, intermediate_size=128).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+    return save_model(
+        make_llama(hidden_size=64, intermediate_size=128), tmp_path_factory.mktemp("models") / "wide-llama"
+    )
 
 
 def load_base(folder, recipe=RECIPE):
@@ -39,19 +37,6 @@ def load_base(folder, recipe=RECIPE):
 def score_of(base, model, examples=EXAMPLES, on_event=silent):
     with scoring(model, examples, Collator(64, base.pad_token_id), CPU, on_event) as losses:
         return losses()
-
-
-def state_of(model):
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    patched = [name for name, module in model.named_modules() if "forward" in vars(module)]
-    return {name: (each.clone(), each.requires_grad) for name, each in tensors.items()}, patched
-
-
-def assert_same_state(model, before):
-    tensors, patched = state_of(model)
-    assert patched == before[1] and tensors.keys() == before[0].keys()
-    for name, (tensor, requires_grad) in tensors.items():
-        assert torch.equal(tensor, before[0][name][0]) and requires_grad == before[0][name][1], name
 
 
 @pytest.mark.slow
@@ -70,20 +55,15 @@ def test_a_saved_adapter_has_the_loss_of_the_training(method, wide_folder, tmp_p
     adaptation.model.requires_grad_(False)
     if padded:
         refuse_hoisting(base.model)
-    before = state_of(adaptation.model)
-    found = score_of(base, adaptation.model)
-    assert found == expected
-    assert_same_state(adaptation.model, before)
+    with unchanged(adaptation.model):
+        assert score_of(base, adaptation.model) == expected
     assert score_of(base, adaptation.model) == expected
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_with_the_adapter_disabled_it_is_the_base_models(method, base):
     expected = score_of(base, base.model)
-    adaptation = attach(base, RECIPE.replace(method=method, learning_rate=1e-3), 0)
-    with torch.no_grad():
-        for parameter in trainable(adaptation):
-            parameter += 0.01
+    adaptation = disturb(attach(base, RECIPE.replace(method=method, learning_rate=1e-3), 0), 0.01)
     assert score_of(base, adaptation.model) != expected
     with adaptation.disabled():
         disabled = score_of(base, adaptation.model)
@@ -92,15 +72,14 @@ def test_with_the_adapter_disabled_it_is_the_base_models(method, base):
 
 
 def test_it_can_be_stopped_between_micro_batches(base, small_evaluations):
-    events, before = [], state_of(base.model)
+    events = []
 
     def stop_at_second(event):
         events.append(event)
         if len(events) == 2:
             raise StopRequested
 
-    with pytest.raises(StopRequested):
+    with unchanged(base.model), pytest.raises(StopRequested):
         score_of(base, base.model, on_event=stop_at_second)
     assert [type(event) for event in events] == [ExamplesEvaluated] * 2
     assert events[1].done < events[1].examples == len(EXAMPLES)
-    assert_same_state(base.model, before)

@@ -5,11 +5,10 @@ import random
 import pytest
 import torch
 from builders import IGNORE, SIZES, evaluated, gpu_sync_forbidden, make_llama, make_step, outlined, schedule_of
-from graph_learners import LoraAdaptation, drop_graphs, error, make_learner
+from graph_learners import LoraAdaptation, drop_graphs, error, make_learner, step_gradients
 from model_families import SLIDING, make_model
 from transformers import Gemma2Config, Gemma3TextConfig, MistralConfig, Phi3Config, Qwen3Config
 
-from sebp_edge.engine.models.adaptation import trainable
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.values.example import Example
 
@@ -38,12 +37,7 @@ def questions(seed, notes=(40, 17), each=4, alone=2):
 
 def gradients(learner, examples):
     """The loss and the gradients of one micro-batch."""
-    learner.plain._loss.zero_()
-    (micro_batch,) = learner.limit.cut(outlined(learner, examples))
-    learner.plain.accumulate(micro_batch, sum(example.num_loss_tokens for example in examples))
-    found = [parameter.grad.clone() for parameter in trainable(learner.adaptation)]
-    learner.plain.update.reset()
-    return float(learner.plain._loss), found
+    return step_gradients(learner, [examples])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences
+from builders import make_llama, make_sentences, save_model
 from graph_learners import RECIPE, losses_and_steps
 
 from sebp_edge import AdapterStore, Personalizer
@@ -19,10 +19,8 @@ PRECISIONS = pytest.mark.parametrize("in_4_bits", [False, True], ids=["bf16", "4
 
 
 @pytest.fixture
-def folder(tokenizer, tmp_path):
-    make_llama(attention_bias=True, **SIZES).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def folder(tmp_path):
+    return save_model(make_llama(attention_bias=True, **SIZES).to(torch.bfloat16), tmp_path / "model")
 
 
 def needs_bitsandbytes():
@@ -64,13 +62,12 @@ def test_embeddings_in_host_memory_are_read_by_the_gpu(folder, in_4_bits):
 
 @pytest.mark.slow
 @PRECISIONS
-def test_an_adaptation_with_streamed_blocks_stays_within_its_plan(tokenizer, tmp_path, in_4_bits):
+def test_an_adaptation_with_streamed_blocks_stays_within_its_plan(tmp_path, in_4_bits):
     if in_4_bits:
         needs_bitsandbytes()
     sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 12, "num_attention_heads": 16}
     model = make_llama(**sizes, num_key_value_heads=4, head_dim=128, vocab_size=320, max_position_embeddings=512)
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save_model(model.to(torch.bfloat16), tmp_path / "model")
     del model
     devices.release_memory(CUDA)
     texts = make_sentences(60, words=200)

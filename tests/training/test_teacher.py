@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import IGNORE, evaluated, make_examples, make_llama, make_step, refuse_hoisting, schedule_of
+from builders import IGNORE, disturb, evaluated, make_examples, make_llama, make_step, refuse_hoisting, schedule_of
 from failing_memory import CPU, RECIPE, Failing, gradients, recovering_learner, uneven_examples
 from graph_learners import LoraAdaptation, drop_graphs, error, make_learner, step_gradients
 from model_families import MODELS
@@ -98,10 +98,7 @@ def test_a_teacher_of_no_tokens_is_refused():
 @pytest.mark.slow
 def test_with_its_adapter_disabled_a_model_teaches_as_the_base_model(base):
     expected = with_teacher(base.model, EXAMPLES, COLLATOR, CPU, silent)
-    adaptation = attach(base, RECIPE, 0)
-    with torch.no_grad():
-        for parameter in trainable(adaptation):
-            parameter += 0.05
+    adaptation = disturb(attach(base, RECIPE, 0), 0.05)
     with adaptation.disabled():
         found = with_teacher(adaptation.model, EXAMPLES, COLLATOR, CPU, silent)
     adapted = with_teacher(adaptation.model, EXAMPLES, COLLATOR, CPU, silent)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from builders import make_llama, make_sentences, make_tokenizer
+from builders import make_llama, make_sentences, save_model
 from failing_memory import RECIPE as SMALL
 from safetensors.torch import load_file
 
@@ -32,10 +32,10 @@ WEIGHTS = {"lora": "adapter_model.safetensors", "full": "model.safetensors"}
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory):
     """A model with layers wide enough for 4 bits."""
-    folder = tmp_path_factory.mktemp("models") / "wide-llama"
-    make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1).save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return folder
+    return save_model(
+        make_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1),
+        tmp_path_factory.mktemp("models") / "wide-llama",
+    )
 
 
 @pytest.fixture
@@ -149,12 +149,20 @@ def test_a_last_training_begins_in_the_judged_state(make):
     assert begun.keys() == judged.keys() and all(torch.equal(begun[name], judged[name]) for name in judged)
 
 
-def change_before_the_last_training(model, change):
-    """Changes each weight that is trained, in place, as the training on all documents begins."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                change(parameter)
+def adapt_and_spoil(personalizer, texts, change):
+    """Changes all trained weights as the training on all documents begins; returns the result and the events."""
+    events = []
+
+    @torch.no_grad()
+    def spoil(event):
+        events.append(event)
+        if isinstance(event, TrainingStarted) and event.phase == "all documents":
+            for parameter in personalizer.in_use.base.model.parameters():
+                if parameter.requires_grad:
+                    change(parameter)
+
+    personalizer.on_event = spoil
+    return personalizer.adapt(texts), events
 
 
 @pytest.fixture(scope="module")
@@ -172,15 +180,8 @@ CHANGES = {"lowers no loss": lambda weight: weight.mul_(30), "diverges": lambda 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_last_training_that_fails_is_dropped_for_the_tested_state(make, tested_alone, change):
-    events, (texts, expected) = [], tested_alone
-
-    def spoil(event):
-        events.append(event)
-        if isinstance(event, TrainingStarted) and event.phase == "all documents":
-            change_before_the_last_training(personalizer.in_use.base.model, change)
-
-    personalizer = make(recipe=RECIPE, seed=2, on_event=spoil)
-    result = personalizer.adapt(texts)
+    texts, expected = tested_alone
+    result, events = adapt_and_spoil(make(recipe=RECIPE, seed=2), texts, change)
     assert phases(events) == ["train", "all documents"]
     assert (result.passed, result.active, result.trained_on_all) == (True, True, False)
     validation = [e.loss for e in events if isinstance(e, Evaluated) and e.split == "validation" and e.best]
@@ -194,18 +195,10 @@ def test_a_last_training_that_fails_is_dropped_for_the_tested_state(make, tested
 
 
 @pytest.mark.slow
-def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(two_layer_folder, tmp_path):
+def test_with_folds_a_last_training_that_lowers_no_loss_is_not_kept(make, two_layer_folder):
     """With folds there is no single tested state to use instead."""
-    events = []
-
-    def worsen(event):
-        events.append(event)
-        if isinstance(event, TrainingStarted) and event.phase == "all documents":
-            change_before_the_last_training(personalizer.in_use.base.model, lambda weight: weight.mul_(30))
-
-    options = {"recipe": RECIPE.replace(margin=0), "device": "cpu", "store": AdapterStore(tmp_path / "store")}
-    personalizer = Personalizer(two_layer_folder, on_event=worsen, **options)
-    result = personalizer.adapt(make_sentences(9, words=60))
+    personalizer = make(two_layer_folder, recipe=RECIPE.replace(margin=0))
+    result, events = adapt_and_spoil(personalizer, make_sentences(9, words=60), CHANGES["lowers no loss"])
     assert result.gain_at_least >= result.margin
     assert (result.verdict, result.passed, result.active) == ("refit failed", False, False)
     assert "the last training, on all documents, made it worse again" in result.summary

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from builders import WORDS, evaluated, limit_rows, make_examples, make_llama, outlined, train
+from builders import WORDS, evaluated, limit_rows, make_examples, make_llama, outlined, refuse_hoisting, train
 from transformers import AutoModelForCausalLM, RwkvConfig, XGLMConfig
 
 from sebp_edge import Recipe
@@ -185,8 +185,7 @@ def test_an_interruption_leaves_the_best_state_or_before_one_the_current_state(b
 
 def test_a_model_that_cannot_be_hoisted_trains_padded_after_a_notice(base, examples):
     model = make_llama().eval()
-    forward = model.model.layers[1].self_attn.forward
-    model.model.layers[1].self_attn.forward = lambda *args, **kwargs: forward(*args, **kwargs, s_aux=torch.ones(1))
+    refuse_hoisting(model)
     notices = []
     with RowLosses(model, examples, Collator(64, 2), CPU, notices.append) as rows:
         losses, sequences = rows(outlines(examples[:3]))

@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from builders import limit_rows, make_llama, make_step, outlined, train
+from builders import FullAdaptation, limit_rows, make_llama, make_step, outlined, train
 from model_families import MODELS
 
 from sebp_edge import Recipe
@@ -32,13 +32,6 @@ RECIPE = Recipe(
     batch_tokens=150,
     context_length=64,
 )
-
-
-class FullAdaptation:
-    """An adaptation: a model with all weights trained."""
-
-    def __init__(self, model):
-        self.model = model.requires_grad_(True).eval()
 
 
 def make_examples(lengths):

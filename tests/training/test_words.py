@@ -222,13 +222,9 @@ def outcome(saved, guessed=None, characters=1000, words=100):
     return HeldOutLoss(nats, tokens, {}, {}, *(dict(zip(documents, part, strict=True)) for part in every[1]))
 
 
-def alone(count):
-    return {document: document for document in range(count)}
-
-
 def test_the_interval_is_that_of_t_for_documents_of_one_size():
     before, more = [30] * 8, np.array([4, 9, -2, 6, 8, 0, 5, 10])
-    found = compare_words(outcome(before), outcome((before + more).tolist()), alone(8))
+    found = compare_words(outcome(before), outcome((before + more).tolist()), range(8))
     assert (found.keystrokes, found.saved_before, found.saved_after) == (8000, 240, 240 + more.sum())
     half = t_quantile(7, 0.9925) * (more / 1000).std(ddof=1) / math.sqrt(8)
     expected = ((more / 1000).mean() - half, (more / 1000).mean() + half)
@@ -249,7 +245,7 @@ def test_the_interval_is_that_of_t_for_documents_of_one_size():
     ],
 )
 def test_the_sentence_says_only_what_is_sure_and_the_interval_has_the_figures(after, keys, interval):
-    found = compare_words(outcome([30] * 4), outcome(after), alone(4))
+    found = compare_words(outcome([30] * 4), outcome(after), range(4))
     assert found.sentence == f"Typing your texts with its suggestions takes {keys}."
     assert replace(found, is_typed=False).sentence == ""
     assert re.fullmatch(interval, found.more_saved), found.more_saved

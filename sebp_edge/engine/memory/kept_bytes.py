@@ -152,7 +152,7 @@ class _Meter:
         self._computed.clear()
         begins = torch.tensor([0, tokens], dtype=torch.int32)
         ids_1T = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
-        self._texts = PackedTexts.of(begins.to("meta"), tokens)
+        self._texts = PackedTexts(begins.to("meta"), tokens)
         packed = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), begins)
         packed |= dict.fromkeys(("max_length_q", "max_length_k"), tokens)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

@@ -24,7 +24,7 @@ from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
 from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, has_states, masks, needs_no_mask, no_masks
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampler, Sampling
-from sebp_edge.engine.models.shared_batches import max_rows, why_not_rows
+from sebp_edge.engine.models.shared_batches import longest_alike, max_rows, why_not_rows
 from sebp_edge.engine.models.single_rows import decode_alone, threaded_linears
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
@@ -86,7 +86,7 @@ class Decoder:
     unless the model cannot be captured, which a Notice says.
 
     Where a `RowCache` does not hold what a model has computed, or not exactly, prompts are decoded one by one instead,
-    in transformers' loop, and nothing is kept.
+    in transformers' loop, and nothing is kept; also those of texts so long that their rotary embedding is another.
 
     Args:
         keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
@@ -101,6 +101,7 @@ class Decoder:
         self._model, self._on_event = without_adapter(model), on_event  # whose layers keep the adapter
         config = self._model.config.get_text_config()
         self.one_by_one = why_not_rows(self._model)
+        self._longest = 0 if self.one_by_one else longest_alike(config)
         self._max_rows, self._has_states = max_rows(config), has_states(config)
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
         self._keeps, self._holds = keeps, False
@@ -160,7 +161,7 @@ class Decoder:
         """Returns the logits after each of a prompt's last `count` tokens, fp32 [count, vocabulary]."""
         self.room_after(prompt)
         with self._computing(check):
-            if self.one_by_one is not None:
+            if len(prompt) > self._longest:
                 ids = torch.tensor([prompt], device=self._model.device)
                 logits = self._model(input_ids=ids, use_cache=False).logits[0, -count:].float()
                 self._check()
@@ -225,17 +226,17 @@ class Decoder:
             self._check()
 
     def _decode_all(self, rows: list[_Row]) -> None:
-        if self.one_by_one is not None:
-            for row in rows:
+        together = [row for row in rows if len(row.prompt) + row.left <= self._longest]
+        for row in rows:
+            if len(row.prompt) + row.left > self._longest:
 
                 def add_next(logits: Tensor, row: _Row = row) -> int | None:
                     self._check()
                     return self._add_next([row], logits)[0]
 
                 decode_alone(self._model, row.prompt, row.left, add_next)
-            return
-        for batch in self._batches(rows) if rows else []:
-            self._decode(batch, [rows[number] for number in batch.numbers])
+        for batch in self._batches(together) if together else []:
+            self._decode(batch, [together[number] for number in batch.numbers])
 
     def _keep(self) -> None:
         """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""
@@ -383,12 +384,13 @@ class Decoder:
 
     def _fill_row(self, prompt: list[int], count: int) -> Tensor:
         """Computes what is not kept of a single prompt; returns its last `count` logits."""
-        if self._has_states and self._keeps:
-            settled = len(prompt) - max(1 + UNSETTLED, count)
-            if settled > len(self._kept):
-                self._fill(0, [prompt[len(self._kept) : settled]], [len(self._kept)])
-                self._kept = prompt[:settled]
-                self._cache.settle(settled)
+        settled = len(prompt) - max(1 + UNSETTLED, count)
+        if self._has_states and self._keeps and settled > len(self._kept):
+            self._go_on(prompt[:settled], 1)
+            self._cache.settle(settled)
+        return self._go_on(prompt, count)
+
+    def _go_on(self, prompt: list[int], count: int) -> Tensor:
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
         most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
         size = 1 if is_replayed else most

@@ -3,24 +3,19 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.engine.models.architecture import ENCODERS
-from sebp_edge.engine.models.fingerprint import fingerprint
 from sebp_edge.engine.models.loading import (
-    FILES_ONLY,
+    NEEDS,
     BaseModel,
+    load_folder,
     raising_model_error,
     read_config,
     without_progress_bars,
 )
-from sebp_edge.engine.models.soundness import (
-    refuse_missing_weights,
-    refuse_non_finite,
-    refuse_other_weights,
-    refuse_special_files,
-)
+from sebp_edge.engine.models.soundness import refuse_non_finite, refuse_other_weights
 from sebp_edge.machine import devices
 from sebp_edge.values.model_reference import ModelReference
 
@@ -39,25 +34,18 @@ def is_encoder(reference: ModelReference) -> bool:
 
 def load_encoder(reference: ModelReference, device: torch.device, seed: int) -> BaseModel:
     """Loads the encoder in a local folder; `seed` draws the weights of a head that its files lack."""
-    folder, dtype = Path(reference.location), devices.pick_dtype(device)
-    config = read_config(reference, folder)
-    needs = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
-    with raising_model_error(reference, needs), without_progress_bars(), devices.forked_random_state(device):
-        refuse_special_files(reference.name, folder)
-        with torch.device("meta"):
-            on_meta = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-        refuse_missing_weights(reference.name, on_meta, folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
-        # BERT ends a text with a separator.
-        tokenizer.eos_token = tokenizer.eos_token or tokenizer.sep_token
+    dtype, config = devices.pick_dtype(device), read_config(reference, Path(reference.location))
+    with raising_model_error(reference, NEEDS), torch.device("meta"):
+        on_meta = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    options = {"dtype": dtype, "device_map": {"": device}, "output_loading_info": True}
+    with without_progress_bars(), devices.forked_random_state(device):
         torch.manual_seed(seed)
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=dtype, use_safetensors=True, device_map={"": device}, output_loading_info=True, **FILES_ONLY
-        )
-        identity = fingerprint(type(model).__name__, folder)
+        model, report, tokenizer, identity, folder = load_folder(reference, config, on_meta, options)
+    # BERT ends a text with a separator.
+    tokenizer.eos_token = tokenizer.eos_token or tokenizer.sep_token
     missing = set(report["missing_keys"])
     others = [name for name in missing if not _HEAD & set(name.split("."))]
     refuse_other_weights(reference.name, model, report | {"missing_keys": others})
-    with raising_model_error(reference, needs):
+    with raising_model_error(reference, NEEDS):
         refuse_non_finite(reference.name, model, folder)
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, has_new_head=bool(missing))

@@ -6,8 +6,6 @@ Llama 3.1.
 
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,7 +16,7 @@ from sebp_edge.basics.stopping import Check
 from sebp_edge.basics.weights import saved_tensors
 from sebp_edge.engine.models.gguf.file import GgufFile
 from sebp_edge.engine.models.gguf.reader import config_of, read_weight, shape_of_weight, weight_names
-from sebp_edge.engine.models.gguf.tokenizer import chat_template_of, special_tokens_of, tokenizer_of
+from sebp_edge.engine.models.gguf.tokenizer import special_tokens_of, tokenizer_of
 from sebp_edge.engine.models.soundness import refuse_too_many_modules
 from sebp_edge.errors import ModelError
 from sebp_edge.machine.devices import release_memory
@@ -29,11 +27,9 @@ _CPU = torch.device("cpu")
 _LARGE = 2**16
 
 
-@contextmanager
-def open_gguf(reference: ModelReference) -> Iterator[GgufFile]:
-    """Context with the file of a model."""
-    with GgufFile(Path(reference.location), reference.name) as file:
-        yield file
+def open_gguf(reference: ModelReference) -> GgufFile:
+    """Opens the file of a model."""
+    return GgufFile(Path(reference.location), reference.name)
 
 
 def read_gguf_config(reference: ModelReference):
@@ -48,7 +44,7 @@ def read_gguf_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     """Returns the tokenizer in a file."""
     with open_gguf(reference) as file:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of(file), **special_tokens_of(file))
-        tokenizer.chat_template = chat_template_of(file)
+        tokenizer.chat_template = file.get("tokenizer.chat_template", str)
     return tokenizer
 
 

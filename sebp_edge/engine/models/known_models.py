@@ -40,20 +40,21 @@ def recall_model(reference: ModelReference) -> KnownModel | None:
     if reference.kind == "bundled" or (not is_there and bundled_config(reference)):
         known = read_json(BUNDLED)
         name = Path(bundled_config(reference) or DEFAULT_MODEL).stem
-        tokenizer = parse_dataclass(known["tokenizer"], TokenizerFacts)
         rust = Tokenizer.from_file(str(BUNDLED_FOLDER / "tokenizer.json"))
-        shape = parse_dataclass(known["shapes"][name], DecoderShape)
-        return KnownModel(replace(shape, name=reference.name), KnownTokenizer(tokenizer, rust))
+        return _parse(reference, known["shapes"][name], known["tokenizer"], rust)
     file = _file_of(reference)
     try:
         if file is None:
             return None
         known = read_json(file, _MAX_BYTES)
-        facts, rust = parse_dataclass(known["tokenizer"], TokenizerFacts), Tokenizer.from_str(known["rust"])
-        shape = parse_dataclass(known["shape"], DecoderShape)
-        return KnownModel(replace(shape, name=reference.name), KnownTokenizer(facts, rust))
+        return _parse(reference, known["shape"], known["tokenizer"], Tokenizer.from_str(known["rust"]))
     except (OSError, ValueError, LookupError):
         return None
+
+
+def _parse(reference: ModelReference, shape: dict, facts: dict, rust: Tokenizer) -> KnownModel:
+    tokenizer = KnownTokenizer(parse_dataclass(facts, TokenizerFacts), rust)
+    return KnownModel(replace(parse_dataclass(shape, DecoderShape), name=reference.name), tokenizer)
 
 
 def remember_model(reference: ModelReference, shape: DecoderShape, tokenizer) -> None:

@@ -1,16 +1,8 @@
 """A model's tokenizer without transformers: the same tokens from the same Rust code, without a second of imports."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tokenizers import Encoding, Tokenizer
-
-
-class AddedToken(NamedTuple):
-    """A token that was added to a vocabulary; `special` if texts do not mean it when they spell it out."""
-
-    content: str
-    special: bool
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class KnownTokenizer:
         self.pad_token_id, self.unk_token_id = facts.tokens.get("pad"), facts.tokens.get("unk")
         special = set(facts.added_special)
         self.added_tokens_decoder = {
-            number: AddedToken(content, content in special) for content, number in facts.added.items()
+            number: AddedToken(content, special=content in special) for content, number in facts.added.items()
         }
 
     def __call__(

@@ -52,7 +52,7 @@ from sebp_edge.values.model_reference import BUNDLED_FOLDER, ModelReference
 _META = torch.device("meta")
 # Never run code that comes with a model; without this, transformers prompts on the terminal.
 FILES_ONLY = {"local_files_only": True, "trust_remote_code": False}
-_NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
+NEEDS = "cannot be loaded; its folder needs config.json, a tokenizer and complete safetensors weights"
 _NEEDS_GGUF = "cannot be loaded; its GGUF file is damaged or of a kind that is not known"
 # The most characters of a library's reason that a sentence holds.
 _MAX_REASON = 200
@@ -136,7 +136,7 @@ def load_base_model(
     options |= {"ignore_mismatched_sizes": True}  # reports them, instead of an error without their names
     if in_4_bits:
         options |= _four_bit_options(device, dtype)
-    with raising_model_error(reference, _NEEDS_GGUF if reference.is_gguf else _NEEDS):
+    with raising_model_error(reference, _NEEDS_GGUF if reference.is_gguf else NEEDS):
         without_weights = _on_meta(config)
     placed_for = recipe.method if device.type == "cuda" and lookup_tables(without_weights) else None
     stays_in_part = streamed_blocks or placed_for == "lora"
@@ -145,7 +145,7 @@ def load_base_model(
         options |= {"device_map": {"": torch.device("cpu")}}
         options.pop("quantization_config", None)
     with without_progress_bars():
-        load = _load_gguf if reference.is_gguf else _load_folder
+        load = _load_gguf if reference.is_gguf else load_folder
         model, report, tokenizer, identity, folder = load(reference, config, without_weights, options, check)
     refuse_other_weights(reference.name, model, report)
     check()
@@ -154,7 +154,7 @@ def load_base_model(
         check()
         refuse_non_finite(reference.name, block, folder)
 
-    with raising_model_error(reference, _NEEDS):
+    with raising_model_error(reference, NEEDS):
         if stays_in_part:
             move_to_device(model, device, streamed_blocks, dtype if in_4_bits else None, check_block)
         _make_exact(reference, model, device)
@@ -163,24 +163,26 @@ def load_base_model(
     return BaseModel(reference, model.eval(), tokenizer, device, dtype, identity, **placement)
 
 
-def _load_folder(reference: ModelReference, config, without_weights, options: dict, check: Check) -> tuple:
+def load_folder(
+    reference: ModelReference, config, without_weights, options: dict, check: Check = lambda: None
+) -> tuple:
     """Returns model, transformers' report, tokenizer, fingerprint, and the folder with the safetensors files."""
     folder = hub.model_folder(reference)
-    with raising_model_error(reference, _NEEDS):
+    with raising_model_error(reference, NEEDS):
         refuse_special_files(reference.name, folder)
         refuse_missing_weights(reference.name, without_weights, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
         tokenizer("a")  # some damage shows only in use
         _reserve_memory(without_weights, options)
         check()
-        kind, options = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], options | {"key_mapping": TEXT_PART}
-        loaded = kind.from_pretrained(folder, config=config, use_safetensors=True, **options, **FILES_ONLY)
+        options = options | {"key_mapping": TEXT_PART, "use_safetensors": True} | FILES_ONLY
+        loaded = type(without_weights).from_pretrained(folder, config=config, **options)
         check()
         return *loaded, tokenizer, fingerprint(type(loaded[0]).__name__, folder), folder
 
 
 def _load_gguf(reference: ModelReference, config, without_weights, options: dict, check: Check) -> tuple:
-    """Like `_load_folder`, from a GGUF file; there is no folder."""
+    """Like `load_folder`, from a GGUF file; there is no folder."""
     with raising_model_error(reference, _NEEDS_GGUF), open_gguf(reference) as file:
         file.forget_tokenizer()  # which is read by itself
         weights = lazy_weights(file, without_weights, options["dtype"], check)
@@ -189,8 +191,7 @@ def _load_gguf(reference: ModelReference, config, without_weights, options: dict
         check()
         identity = file_fingerprint(file.path)
         _reserve_memory(without_weights, options)
-        kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
+        loaded = type(without_weights).from_pretrained(None, config=config, state_dict=weights, **options)
         return *loaded, tokenizer, identity, None
 
 
@@ -326,9 +327,7 @@ def model_from_config(
 
 def local_tokenizer(reference: ModelReference) -> PreTrainedTokenizerBase:
     """Loads the model's tokenizer, or if it is not on this machine, the bundled model's, which gives more tokens."""
-    if reference.is_gguf:
-        with raising_model_error(reference, "has no tokenizer that can be loaded"):
-            return read_gguf_tokenizer(reference)
-    folder = tokenizer_folder(reference) or BUNDLED_FOLDER
     with raising_model_error(reference, "has no tokenizer that can be loaded"):
-        return AutoTokenizer.from_pretrained(folder, **FILES_ONLY)
+        if reference.is_gguf:
+            return read_gguf_tokenizer(reference)
+        return AutoTokenizer.from_pretrained(tokenizer_folder(reference) or BUNDLED_FOLDER, **FILES_ONLY)

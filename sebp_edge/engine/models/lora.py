@@ -92,7 +92,15 @@ class LoraAdapter:
                 raise _mismatch(base, folder) from error
         try:
             with raising_adapter_error(folder):
-                adapter._load(base, folder, weights)
+                model = adapter.model  # whose parameters are still on "meta"
+                own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+                in_file = {name: name.replace(".default.", ".") for name in own}
+                if shapes != {in_file[name]: parameter.shape for name, parameter in own.items()}:
+                    raise _mismatch(base, folder)
+                # Copied: a memory-mapped tensor would change with its file.
+                weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
+                refuse_non_finite(weights.items(), folder, cls.FILE)
+                model.load_state_dict({name: weights[in_file[name]] for name in own}, strict=False, assign=True)
         except BaseException:
             adapter.detach()
             raise
@@ -120,17 +128,6 @@ class LoraAdapter:
         if weights:
             raise _mismatch(base, folder)
         return state
-
-    def _load(self, base: BaseModel, folder: Path, weights: dict[str, Tensor]) -> None:
-        """Loads saved weights into the adapter, whose parameters are still on "meta"."""
-        own = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-        in_file = {name: name.replace(".default.", ".") for name in own}
-        if {name: w.shape for name, w in weights.items()} != {in_file[name]: w.shape for name, w in own.items()}:
-            raise _mismatch(base, folder)
-        # Copied: a memory-mapped tensor would change with its file.
-        weights = {name: w.to(base.device, torch.float32, copy=True) for name, w in weights.items()}
-        refuse_non_finite(weights.items(), folder, self.FILE)
-        self.model.load_state_dict({name: weights[in_file[name]] for name in own}, strict=False, assign=True)
 
     def take(self, base: BaseModel, folder: Path) -> bool:
         """Takes a saved adapter's weights into its own tensors; returns False if that has others, or another scale."""

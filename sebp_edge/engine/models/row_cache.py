@@ -226,13 +226,14 @@ class _StatesAndKeys(_States, _Layer):
         _States.take(self, other, columns)
 
 
-# What takes the place of the layers of transformers' cache. Those that keep nothing have a class in newer versions.
+# What takes the place of the layers of transformers' cache. Those that keep nothing have a class in newer versions,
+# such as Gemma 4's that share keys and values with others.
 LAYERS = {
     DynamicLayer: _Layer,
     DynamicSlidingWindowLayer: _Layer,
     LinearAttentionLayer: _States,
     LinearAttentionAndFullAttentionLayer: _StatesAndKeys,
-    getattr(cache_utils, "DummyLayer", _States): _States,
+    getattr(cache_utils, "DummyLayer", DynamicLayer): _Layer,
 }
 
 

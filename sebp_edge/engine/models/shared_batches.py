@@ -6,6 +6,7 @@ a small copy of it is tried.
 
 import functools
 import inspect
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy
 MAX_ROWS, MAX_ROWS_WITH_STATES = 64, 8
 # Attention with these takes any mask; other implementations read lengths instead.
 ATTENTIONS = ("sdpa", "eager")
-# Rotary embeddings of these kinds depend on the longest row of a batch.
+# Rotary embeddings of these kinds change with the longest row of a batch, once that is beyond a length.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 # Passes of a trial: row, first token and end. Each row goes on after another one, within the reach of convolutions.
 PASSES = ((0, 0, 3), (1, 0, 2), (0, 3, 13), (1, 2, 5))
@@ -44,11 +45,18 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
 
 def max_rows(config: PretrainedConfig) -> int:
     """Returns how many prompts are decoded together at most."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {options.get("rope_type") for options in (rope, *rope.values()) if isinstance(options, dict)}
-    if kinds & LENGTH_DEPENDENT:
-        return 1
     return MAX_ROWS_WITH_STATES if has_states(config) else MAX_ROWS
+
+
+def longest_alike(config: PretrainedConfig) -> float:
+    """Returns up to which length of a text its angles do not depend on that length; infinity if they never do."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    changing = [
+        options.get("original_max_position_embeddings", config.max_position_embeddings)
+        for options in (rope, *rope.values())
+        if isinstance(options, dict) and options.get("rope_type") in LENGTH_DEPENDENT
+    ]
+    return min(changing, default=math.inf)
 
 
 class _Tried(NamedTuple):

@@ -134,19 +134,15 @@ def _shorten_windows(config: PretrainedConfig) -> None:
     given = getattr(config, "rope_parameters", None) or {}
     # One set of parameters, or one for each kind of layer.
     sets = [given] if "rope_type" in given else [each for each in given.values() if isinstance(each, dict)]
-    for holder in (config, *sets):
-        _set(holder, "original_max_position_embeddings", SCALED_FROM)
+    scaled_from = "original_max_position_embeddings"
+    for name in _names(config, scaled_from):
+        setattr(config, name, SCALED_FROM)
+    for each in sets:
+        if scaled_from in each:
+            each[scaled_from] = SCALED_FROM
     # Dynamic scaling starts at this length. Other models may have a position table, which must hold the text.
     is_dynamic = any(each.get("rope_type") == "dynamic" for each in sets)
     config.max_position_embeddings = SCALED_FROM if is_dynamic else LONGEST + 1
-
-
-def _set(holder: PretrainedConfig | dict, name: str, value: int) -> None:
-    """Sets a number if the holder has it."""
-    if isinstance(holder, dict) and name in holder:
-        holder[name] = value
-    elif not isinstance(holder, dict) and isinstance(getattr(holder, name, None), int):
-        setattr(holder, name, value)
 
 
 def _names(config: PretrainedConfig, *endings: str) -> Iterator[str]:

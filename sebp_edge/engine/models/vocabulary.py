@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from sebp_edge.basics.scripts import UNSPACED
 from sebp_edge.errors import ModelError
@@ -131,7 +132,7 @@ def _bytes_of(tokenizer) -> dict[int, bytes]:
     kinds = {each["type"]: each for each in decoder.get("decoders", [decoder])}
     spaces = (kinds.get("Metaspace", {}).get("replacement"), kinds.get("Replace", {}).get("pattern", {}).get("String"))
     if "ByteLevel" in kinds:
-        byte_of = {character: byte for byte, character in _byte_characters().items()}
+        byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
         found = {token: bytes(map(byte_of.get, text)) for token, text in texts.items() if byte_of.keys() >= {*text}}
     elif _SPACE in spaces:
         found = {token: _sentencepiece_bytes(text) for token, text in texts.items()}
@@ -146,10 +147,3 @@ def _bytes_of(tokenizer) -> dict[int, bytes]:
 def _sentencepiece_bytes(text: str) -> bytes:
     byte = _BYTE.fullmatch(text)
     return bytes([int(byte[1], 16)]) if byte else text.replace(_SPACE, " ").encode()
-
-
-def _byte_characters() -> dict[int, str]:
-    """Returns the character that stands for each byte in byte-level vocabularies (GPT-2): itself if it is printable."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}

@@ -136,7 +136,7 @@ class CheckpointFiles:
         self._number += 1
         path = self.folder / f"{self._number}.safetensors"
         kinds = {str(number): (tensor.dtype, tensor.shape) for number, tensor in enumerate(tensors)}
-        with open(path, "wb", opener=_private) as file:
+        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             summed = _Summed(file)
             write_tensors(summed, kinds, tensors)
         flush(path)
@@ -185,13 +185,7 @@ class Checkpoints:
         has_failed: whether the last one could not be written, or none is any more.
     """
 
-    def __init__(
-        self,
-        files: CheckpointFiles | None,
-        signal: StopSignal,
-        sink: Sink,
-        run: Checkpointed,
-    ):
+    def __init__(self, files: CheckpointFiles | None, signal: StopSignal, sink: Sink, run: Checkpointed):
         self._files, self._signal, self._sink, self._run = files, signal, sink, run
         self._due: float | None = None
         self.has_failed = False
@@ -258,10 +252,6 @@ class _Summed:
         self.crc32, self.size = zlib.crc32(data, self.crc32), self.size + len(data)
         if self._file is not None:
             self._file.write(data)
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 def _progress(values: dict, best_state: list[Tensor]) -> TrainingProgress:

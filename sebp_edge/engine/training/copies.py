@@ -2,25 +2,22 @@
 
 A document's true beginning brings back its next tokens, by greedy decoding, exactly as far as each token is the model's
 most likely one. So one forward pass finds the longest repetition over all beginnings, without generating anything.
-Shapes: B examples, T tokens of the longest, D hidden.
 """
 
 import random
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
 
 from sebp_edge.basics.labels import IGNORE
 from sebp_edge.basics.stopping import Check
-from sebp_edge.engine.memory.memory_options import FASTEST, FEW_LOGITS, MemoryOptions
+from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.models.adaptation import Adaptation
 from sebp_edge.engine.models.loading import BaseModel
-from sebp_edge.engine.sparse.patches.patch import Patch
-from sebp_edge.engine.sparse.patches.stops import Stops
-from sebp_edge.engine.sparse.rows.schedule import RowLimit
+from sebp_edge.engine.sparse.rows.batches import Collator
+from sebp_edge.engine.training.losses import RowLosses
 from sebp_edge.engine.training.scoring import in_micro_batches
-from sebp_edge.events import Sink
+from sebp_edge.events import Sink, silent
 from sebp_edge.values.example import Example, Outline, outlines
 from sebp_edge.values.training_facts import Copied
 
@@ -48,39 +45,51 @@ def longest_copies(
         adaptation: attached to `base`, without patches.
         names: the sources of all documents.
         on_event: receives the progress after each micro-batch; may raise to stop.
-        check: called several times within a micro-batch; may raise to stop.
+        check: called several times within a micro-batch on the CPU; may raise to stop.
     """
-    limit = RowLimit.on(base.device.type, options.max_rows, pads=True)
+    drawn = _draw(examples, seed, max_tokens)
+    collator = Collator(None, base.pad_token_id)
+    with (
+        torch.no_grad(),
+        RowLosses(adaptation.model, drawn, collator, base.device, silent, options, check) as row_losses,
+    ):
 
-    def longest_runs(drawn: list[Example]) -> dict[int, int]:
-        def predict(micro_batch: list[Outline]) -> list[list[int]]:
-            return most_likely([drawn[outline.number].input_ids for outline in micro_batch])
+        def likeliest(micro_batch: list[Outline]) -> list[int]:
+            return torch.cat([logits.argmax(dim=-1) for logits in row_losses.row_logits(micro_batch)]).tolist()
 
-        longest = {}
-        with Stops(base.model, check), _MostLikelyTokens(base.model) as most_likely:
-            for micro_batch, predicted in in_micro_batches(predict, outlines(drawn), limit, base.device, on_event):
-                for outline, tokens in zip(micro_batch, predicted, strict=True):
+        def longest_runs(scored: list[Outline]) -> dict[int, int]:
+            longest = dict.fromkeys((outline.document for outline in scored), 0)
+            found = in_micro_batches(likeliest, scored, row_losses.limit, base.device, on_event)
+            for micro_batch, tokens in found:
+                # Loss rows are in the order of the examples and of their loss tokens.
+                predicted = iter(tokens)
+                for outline in micro_batch:
                     example = drawn[outline.number]
                     skipped = example.in_boilerplate or bytes(len(example.labels))
-                    run = longest_run(tokens, example.labels[1:], skipped[1:])
-                    longest[example.document] = max(run, longest.get(example.document, 0))
-        return longest
+                    run = longest_run(predicted, example.labels[1:], skipped[1:])
+                    longest[outline.document] = max(run, longest[outline.document])
+            return longest
 
-    drawn = _draw(examples, seed, max_tokens)
-    adapted = {document: run for document, run in longest_runs(drawn).items() if run >= MIN_WARNED_RUN}
-    with adaptation.disabled():
-        alone = longest_runs([example for example in drawn if example.document in adapted])
+        scored = outlines(drawn)
+        adapted = {document: run for document, run in longest_runs(scored).items() if run >= MIN_WARNED_RUN}
+        with adaptation.without_effect():
+            alone = longest_runs([outline for outline in scored if outline.document in adapted])
     longest = sorted(adapted.items(), key=lambda item: (-item[1], item[0]))
     return [Copied(names[document], run, alone[document]) for document, run in longest]
 
 
 def longest_run(predicted: Iterable[int], labels: Iterable[int], skipped: Iterable[bool]) -> int:
-    """Returns the length of the longest run of labels that are predicted; labels without loss end a run."""
-    longest = current = 0
-    for token, label, skip in zip(predicted, labels, skipped, strict=False):
+    """Returns the length of the longest run of labels that are predicted; labels without loss end a run.
+
+    Args:
+        predicted: the most likely token in place of each label with a loss; takes so many.
+    """
+    predicted, longest, current = iter(predicted), 0, 0
+    for label, skip in zip(labels, skipped, strict=True):
+        is_predicted = label != IGNORE and next(predicted) == label
         if skip:
             continue
-        current = current + 1 if token == label != IGNORE else 0
+        current = current + 1 if is_predicted else 0
         longest = max(longest, current)
     return longest
 
@@ -93,34 +102,3 @@ def _draw(examples: Sequence[Example], seed: int, max_tokens: int) -> list[Examp
             break
         drawn.append(example)
     return drawn
-
-
-class _MostLikelyTokens(Patch):
-    """Returns the most likely next token after each token of sequences; a context manager that restores the model.
-
-    The head computes the logits of a few rows at a time. What a model does to its logits afterwards, a softcap or a
-    positive scale, does not change which is the largest.
-    """
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self._model, self._likeliest = model, []
-        head = model.get_output_embeddings()
-        self._rows, self._head = max(1, FEW_LOGITS // head.weight.shape[0]), head.forward
-        self._replace(head, self._record)
-
-    @torch.no_grad()
-    def __call__(self, sequences: Sequence[Sequence[int]]) -> list[list[int]]:
-        # A causal model computes the same with padding on the right.
-        input_ids_BT = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.int64)
-        for row, sequence in zip(input_ids_BT, sequences, strict=True):
-            row[: len(sequence)] = torch.tensor(sequence)
-        self._likeliest = []
-        self._model(input_ids=input_ids_BT.to(self._model.device), use_cache=False)
-        tokens_BT = torch.cat(self._likeliest).view_as(input_ids_BT).tolist()
-        return [tokens[: len(sequence)] for tokens, sequence in zip(tokens_BT, sequences, strict=True)]
-
-    def _record(self, hidden_BTD: Tensor) -> Tensor:
-        rows = hidden_BTD.flatten(0, 1).split(self._rows)
-        self._likeliest += [self._head(some).argmax(dim=-1) for some in rows]
-        return hidden_BTD.new_zeros(*hidden_BTD.shape[:-1], 1)

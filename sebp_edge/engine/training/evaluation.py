@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sebp_edge.engine.sparse.rows.schedule import Group, Schedule
 from sebp_edge.engine.training.recovery import RecoveringLearner
-from sebp_edge.engine.training.words import WordCounts, WordReader
+from sebp_edge.engine.training.words import WordReader
 from sebp_edge.values.example import Example, Outline
 
 
@@ -128,14 +128,11 @@ def sum_by_document(
         if words is not None:
             parts = found.split([example.num_loss_tokens for example in outlines])
             for example, own in zip(outlines, parts, strict=True):
-                _add_words(result, example, words.count(examples[example.number], own, example.boilerplate))
+                counts = words.count(examples[example.number], own, example.boilerplate)
+                for name, number in counts._asdict().items():
+                    of_documents = getattr(result, name)
+                    of_documents[example.document] = of_documents.get(example.document, 0) + number
     return result
-
-
-def _add_words(result: HeldOutLoss, example: Outline, counts: WordCounts) -> None:
-    for name, number in counts._asdict().items():
-        of_documents = getattr(result, name)
-        of_documents[example.document] = of_documents.get(example.document, 0) + number
 
 
 def _add(

@@ -15,8 +15,8 @@ from threading import Event, Thread
 import torch
 from torch import Tensor
 
-from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH
-from sebp_edge.engine.models.architecture import head_size_of
+from sebp_edge.basics.flash_attention import MAX_FLASH_HEAD, MAX_SHORT_LENGTH
+from sebp_edge.engine.models.architecture import head_sizes_of
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.ops import AdamW, Moments, backend
 from sebp_edge.ops.copies import TensorCopy, repeatedly
@@ -77,23 +77,25 @@ def _logging_errors() -> Iterator[None]:
 
 def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> Iterator[Callable[[], object]]:
     """Yields functions that launch each kernel with the strides of a training, those that compile longest first."""
-    op, dtype, head_size = backend.kernels, pick_dtype(device), head_size_of(config)
-    heads, columns = config.num_attention_heads, config.intermediate_size
-    queries, keys = heads * head_size, (getattr(config, "num_key_value_heads", None) or heads) * head_size
+    op, dtype, head_sizes = backend.kernels, pick_dtype(device), head_sizes_of(config)
+    heads, columns, head_size = config.num_attention_heads, config.intermediate_size, max(head_sizes)
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    queries, keys = heads * head_size, kv_heads * head_size
     activation = "silu" if getattr(config, "hidden_act", None) == "silu" else "gelu_tanh"
 
     def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    def states() -> tuple[Tensor, ...]:
-        parts = new(ROWS, queries + 2 * keys).split((queries, keys, keys), dim=1)
-        return tuple(part.unflatten(1, (-1, head_size)) for part in parts)
+    def states(size: int = head_size) -> tuple[Tensor, ...]:
+        return new(ROWS, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
 
-    def attend(length: int, angles: tuple[Tensor, Tensor] | None, *, backward: bool = False) -> None:
-        (q, k, v), kernels = states(), op("short_attention")
-        out, logsumexp = kernels.short_attention_(q, k, v, angles, starts, length, 1.0, None, True)
-        if backward:
-            kernels.short_attention_backward(out, q, k, v, angles, starts, out, logsumexp, length, 1.0, None, True)
+    def attend(length: int, rotates: bool = True, *, backward: bool = False) -> None:
+        kernels = op("short_attention")
+        for size in head_sizes:
+            (q, k, v), angles = states(size), (new(ROWS, size),) * 2 if rotates and has_replaced_blocks else None
+            out, logsumexp = kernels.short_attention_(q, k, v, angles, starts, length, 1.0, None, True)
+            if backward:
+                kernels.short_attention_backward(out, q, k, v, angles, starts, out, logsumexp, length, 1.0, None, True)
 
     def add_loras_backward() -> None:
         for ends in ((hidden.shape[1],), (columns, columns), (queries, keys, keys)):
@@ -118,17 +120,19 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
         lora_A, place = new(rank, columns), place_of(rank * (columns + hidden.shape[1]))
         op("gated").joined_gated_backward(gate.clone(), low, lora_A, gate, up, activation, hidden, low, 1.0, place)
 
+    # Otherwise the model's own code rotates; see `Hoisted`.
+    has_replaced_blocks = head_size <= MAX_FLASH_HEAD
     hidden, norm, sums = new(ROWS, config.hidden_size), new(config.hidden_size), new(ROWS, dtype=torch.float32)
     adamw = AdamW.on(device, weight_decay=0.0)
     slots, starts = new(ROWS, dtype=torch.int64), torch.tensor([0, ROWS], dtype=torch.int32, device=device)
     angle, (gate, up), low = new(ROWS, head_size), new(ROWS, 2 * columns).chunk(2, dim=1), new(ROWS, rank)
     yield lambda: op("lora").lora_up(low, new(config.hidden_size, rank), None, (config.hidden_size,), 1.0)
-    yield from (partial(attend, length, (angle, angle), backward=True) for length in SHORT if texts_are_short)
+    yield from (partial(attend, length, backward=True) for length in SHORT if texts_are_short)
     yield from (partial(finish_joined, number) for number in (1, 2, 3) if JoinedWeight.can_hold((norm,) * number, rank))
     yield lambda: repeatedly([TensorCopy(new(ROWS, rank, dtype=torch.float32), low)])()
     yield add_loras_backward
-    yield from (partial(attend, length, (angle, angle)) for length in (TRIAL, *PROBES))
-    yield partial(attend, TRIAL, None)
+    yield from (partial(attend, length) for length in (TRIAL, *PROBES))
+    yield partial(attend, TRIAL, rotates=False)
     yield finish_gated
     yield lambda: op("gated").gated_lora_backward(gate.clone(), low, new(rank, columns), gate, up, activation)
     yield lambda: op("gated").gated(gate, up, activation)

@@ -206,14 +206,11 @@ class Learner:
 
     def free_dequantised(self) -> bool:
         """Frees dequantised copies of 4-bit weights, and starts new graphs without them; returns if there were any."""
-        had_graphs = self.graphs is not None
         if self.num_dequantised == 0:
             return False
-        self.release_graphs()
+        self.replace_graphs()
         self.row_losses.hoisted.free_dequantised()
         release_memory(self.device)
-        if had_graphs:
-            self.begin_graphs()
         self._on_event(Notice("Memory is short, so from now on every pass dequantises all 4-bit weights."))
         return True
 

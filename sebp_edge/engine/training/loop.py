@@ -106,7 +106,7 @@ class Trainer:
                 progress.best_state = snapshot(self.learner.adaptation)
             elif not done:
                 self._evaluate(schedule, 0)
-            while progress.epoch < len(epochs) and not self._has_converged:
+            while progress.epoch < len(epochs) and progress.epoch - progress.best_epoch < self.recipe.patience:
                 self._train_epoch(schedule)
                 if is_late and not (schedule.learns_on or progress.best_epoch or progress.best_validation):
                     self._evaluate_start(schedule.validation)
@@ -119,11 +119,6 @@ class Trainer:
         progress.is_over = True
         restore(self.learner.adaptation, progress.best_state)
         return progress
-
-    @property
-    def _has_converged(self) -> bool:
-        progress = self.progress
-        return progress.epoch - progress.best_epoch >= self.recipe.patience
 
     def _train_epoch(self, schedule: Schedule) -> None:
         """Trains the next epoch; a GPU's next step is launched before the outcome of the one before is read."""

@@ -160,7 +160,11 @@ class RecoveringLearner:
             return True
         guard.begin()
         with _Attempt(self, largest) as attempt:
-            self._run_dry(largest)
+            try:
+                self.plain.dry_run(largest)
+                guard.record_transient()
+            except BudgetExceeded as error:
+                raise MemoryError(str(error)) from None
         if attempt.did_not_fit:
             self._reduce_memory(largest)
             return False
@@ -240,13 +244,6 @@ class RecoveringLearner:
     def can_reduce_memory(self, micro_batch: MicroBatch) -> bool:
         """Whether a micro-batch can take less memory; a single example cannot be cut."""
         return len(micro_batch.examples) > 1 or self.plain.graphs is not None or self.plain.num_dequantised > 0
-
-    def _run_dry(self, micro_batch: MicroBatch) -> None:
-        try:
-            self.plain.dry_run(micro_batch)
-            self.plain.guard.record_transient()
-        except BudgetExceeded as error:
-            raise MemoryError(str(error)) from None
 
     def _reduce_memory(self, micro_batch: MicroBatch) -> None:
         """Frees dequantised weights, else halves micro-batches, or drops the graphs if this has a single example."""

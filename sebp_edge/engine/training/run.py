@@ -203,10 +203,6 @@ class TrainingRun:
         return self.result
 
     @property
-    def _has_folds(self) -> bool:
-        return len(self._judged) > 1
-
-    @property
     def _has_judged_state(self) -> bool:
         """Whether a single state was judged, which can be used by itself."""
         return len(self._judged) == 1
@@ -352,7 +348,7 @@ class TrainingRun:
     def _phase_of(self, number: int) -> str:
         if number == len(self._judged):
             return "all documents"
-        return f"fold {number + 1}" if self._has_folds else "train"
+        return f"fold {number + 1}" if len(self._judged) > 1 else "train"
 
 
 def _word_reader(base: BaseModel, task: Task) -> WordReader | None:

@@ -3,8 +3,12 @@
 import random
 import threading
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 
+from sebp_edge.basics.pages import chart
+from sebp_edge.basics.pages.render import mark, render
+from sebp_edge.basics.units import percent
 from sebp_edge.engine.models.loading import BaseModel
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.errors import OptionError, TextsError
@@ -13,12 +17,13 @@ from sebp_edge.personalizer import Personalizer
 from sebp_edge.research.analysis.gradient_sparsity import GradientSparsity, sparsity_of
 from sebp_edge.research.analysis.gradients import row_gradients
 from sebp_edge.research.analysis.objectives import objectives_of
-from sebp_edge.research.analysis.report import render_page
 from sebp_edge.run.encoding import TrainingPreparation
 from sebp_edge.run.job import GRADIENTS
 from sebp_edge.run.work_ahead import LOAD, phases_of_analysis
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.example import Example
+
+MARK = mark("analyze")
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,15 @@ class Analysis:
         return {"event": "analysis", **values}
 
     def to_html(self) -> str:
-        """The analysis as one self-contained HTML page, with tables and figures."""
-        return render_page(self)
+        """The analysis as one self-contained HTML page, with tables and figures, and none of the user's text."""
+        return render(
+            Path(__file__).with_name("report.html"),
+            {"percent": percent, "power": chart.power_of_10},
+            mark=MARK,
+            analysis=self,
+            figures=chart,
+            scale_of=lambda sparsity: chart.Scale.of([*sparsity.examples, *sparsity.projections]),
+        )
 
 
 def analyze_examples(base: BaseModel, dataset: Dataset, examples: int, seed: int, on_event: Sink) -> Analysis:

@@ -7,7 +7,7 @@ Shapes: E examples, T positions, M outputs of a layer.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -40,24 +40,6 @@ class LayerInfo:
     projection: str
     num_weights: int
     after_attention: bool
-
-
-@dataclass(frozen=True)
-class RowGradients:
-    """The rows of dL/dY of one linear layer, on the host.
-
-    Attributes:
-        energy_ET: squared norms, fp64.
-        is_zero_ET: whether all M elements are exactly zero; bool.
-        elements: the histogram of the absolute values of the elements, in the gradient of each example's mean loss.
-        num_elements: the number of all elements, zeros included.
-    """
-
-    info: LayerInfo
-    energy_ET: Tensor
-    is_zero_ET: Tensor
-    elements: LogHistogram
-    num_elements: int
 
 
 def linear_layers(model: nn.Module) -> dict[nn.Module, LayerInfo]:
@@ -93,64 +75,66 @@ def _num_weights(layer: nn.Module) -> int:
     return layer.in_features * layer.out_features if isinstance(layer, nn.Linear) else layer.weight.numel()
 
 
-def row_gradients(model: nn.Module, objective: Objective, on_example: Callable[[], None]) -> list[RowGradients]:
+def row_gradients(model: nn.Module, objective: Objective, on_example: Callable[[], None]) -> list["RowGradients"]:
     """The rows of dL/dY of each linear layer."""
     layers, batches = linear_layers(model), objective.batches
     device, size = next(model.parameters()).device, (len(batches), batches[0].input_ids.shape[1])
-    records = {layer: _GradientRecord(info, size, device) for layer, info in layers.items()}
+    found = {layer: RowGradients(info, size, device) for layer, info in layers.items()}
     with torch.enable_grad(), _without_weight_gradients(model):
         for number, batch in enumerate(batches):
-            handles = [
-                layer.register_forward_hook(record.hook(number, len(batch.plan.loss_rows)))
-                for layer, record in records.items()
-            ]
-            try:
+            with ExitStack() as hooks:
+                for layer, rows in found.items():
+                    hooks.enter_context(layer.register_forward_hook(rows.hook(number, len(batch.plan.loss_rows))))
                 objective.loss(model, batch).backward()
-            finally:
-                for handle in handles:
-                    handle.remove()
             on_example()
-    found = [record.finish() for record in records.values()]
-    if not 0 < sum(float(one.energy_ET.sum()) for one in found) < float("inf"):
+    for rows in found.values():
+        rows.move_to_host()
+    if not 0 < sum(float(rows.energy_ET.sum()) for rows in found.values()) < float("inf"):
         raise ModelError("The model's gradients on these texts are all zero or not finite; choose another model.")
-    return found
+    return list(found.values())
 
 
-class _GradientRecord:
-    """Records dL/dY of one linear layer on its device."""
+class RowGradients:
+    """The rows of dL/dY of one linear layer, recorded on its device until they are moved to the host.
+
+    Attributes:
+        energy_ET: squared norms; on the host in fp64.
+        is_zero_ET: whether all M elements are exactly zero; bool.
+        elements: the histogram of the absolute values of the elements, in the gradient of each example's mean loss.
+        num_elements: the number of all elements, zeros included.
+    """
 
     def __init__(self, info: LayerInfo, size: tuple[int, int], device: torch.device):
-        self._info = info
-        self._energy_ET = torch.zeros(size, device=device)
-        self._is_zero_ET = torch.ones(size, dtype=torch.bool, device=device)
-        self._elements, self._num_elements = LogHistogram(device), 0
+        self.info = info
+        self.energy_ET = torch.zeros(size, device=device)
+        self.is_zero_ET = torch.ones(size, dtype=torch.bool, device=device)
+        self.elements, self.num_elements = LogHistogram(device), 0
 
     def hook(self, example: int, num_losses: int) -> Callable:
         """A forward hook that records an example in the backward pass."""
 
         def record(dout: Tensor) -> None:
-            dout_TM, energy_T = dout.flatten(0, -2), self._energy_ET[example]
+            dout_TM, energy_T = dout.flatten(0, -2), self.energy_ET[example]
             if len(dout_TM) != len(energy_T):
                 raise ModelError(
-                    f"{self._info.projection} computes {len(dout_TM)} rows for a sequence of {len(energy_T)} tokens, "
+                    f"{self.info.projection} computes {len(dout_TM)} rows for a sequence of {len(energy_T)} tokens, "
                     "so its rows have no position; choose a model without experts."
                 )
             is_nonzero_T = nonzero_rows(dout_TM)
             energy_T.copy_(row_norms(dout_TM))
-            self._is_zero_ET[example] = ~is_nonzero_T
-            self._num_elements += dout_TM.numel()
+            self.is_zero_ET[example] = ~is_nonzero_T
+            self.num_elements += dout_TM.numel()
             for part_RM in dout_TM[is_nonzero_T].split(_ROWS_AT_ONCE):
                 magnitude_RM = part_RM.float().abs() / num_losses
-                self._elements.count(magnitude_RM, magnitude_RM.square())
+                self.elements.count(magnitude_RM, magnitude_RM.square())
 
         def after_forward(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
             output.register_hook(record)
 
         return after_forward
 
-    def finish(self) -> RowGradients:
-        energy_ET, is_zero_ET = self._energy_ET.cpu().double(), self._is_zero_ET.cpu()
-        return RowGradients(self._info, energy_ET, is_zero_ET, self._elements, self._num_elements)
+    def move_to_host(self) -> None:
+        self.energy_ET, self.is_zero_ET = self.energy_ET.cpu().double(), self.is_zero_ET.cpu()
 
 
 @contextmanager

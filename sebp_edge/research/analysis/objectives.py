@@ -73,12 +73,10 @@ def _with_classes(model: nn.Module, examples: list[Example], collator: Collator,
     num_classes = model.config.num_labels
     if num_classes < 2:
         raise ModelError(f"The model's head has {num_classes} output; expected a head with two classes or more.")
-    draw = random.Random(seed)
-    return [_with_class(collator([example]), draw.randrange(num_classes)) for example in examples]
-
-
-def _with_class(batch: Batch, number: int) -> Batch:
-    labels = torch.full_like(batch.labels, IGNORE)
-    labels[:, 0] = number
-    plan = RowPlan.from_masks(batch.attention_mask.bool(), labels != IGNORE, labels)
-    return replace(batch, labels=labels, plan=plan)
+    draw, batches = random.Random(seed), []
+    for batch in (collator([example]) for example in examples):
+        labels = torch.full_like(batch.labels, IGNORE)
+        labels[:, 0] = draw.randrange(num_classes)
+        plan = RowPlan.from_masks(batch.attention_mask.bool(), labels != IGNORE, labels)
+        batches.append(replace(batch, labels=labels, plan=plan))
+    return batches

@@ -7,8 +7,9 @@
             optimizer.zero_grad()
             sparse.step()
 
-Afterwards the model is pruned, and nothing of the handle is left. Works with the drop-in, hoisted models
-and captured graphs, since the parameters stay the same tensors in the same memory.
+Afterwards the model is pruned, and nothing of the handle is left. A layer's parameter holds the pruned weight, which
+the model computes with, always in the same memory: so it works with the drop-in, hoisted models and captured graphs.
+The optimizer updates the dense weight, of the same dtype, with its gradient.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from sebp_edge.errors import SparsityError
-from sebp_edge.research.pruning.pruning import Pruning
+from sebp_edge.ops import prune_, shrink_pruned_
+from sebp_edge.research.pruning.layers_to_prune import layers_to_prune
 from sebp_edge.research.pruning.pruning_phases import Phases, PruningMethod, Stage
 
 
@@ -59,8 +61,11 @@ class NmSparse:
     """Handle of one model that is pruned while it is trained by an optimizer of torch."""
 
     def __init__(self, model: nn.Module, phases: Phases, layers: Sequence[str] | None):
-        self._pruning = Pruning(model, phases, layers)
-        self._remember_versions()
+        found = layers_to_prune(model, phases.largest_group, layers).values()
+        # The dense weight of each pruned parameter. One that several layers share is pruned once.
+        self._dense = {layer.weight: layer.weight.detach().clone() for layer in found}
+        self._phases, self._num_done = phases, 0
+        self._prune(phases.stage(0))
         # The pruned tensors of the parameters that an optimizer has updated since the last step, and its rates.
         self._pruned: dict[nn.Parameter, torch.Tensor] = {}
         self._rates: dict[nn.Parameter, float | torch.Tensor] = {}
@@ -69,12 +74,12 @@ class NmSparse:
     @property
     def num_done(self) -> int:
         """The number of steps done."""
-        return self._pruning.num_done
+        return self._num_done
 
     @property
     def stage(self) -> Stage:
         """What the model computes with now."""
-        return self._pruning.stage
+        return self._stage
 
     def step(self) -> None:
         """Prunes the updated weights for the next step; call it after `optimizer.step()`.
@@ -88,14 +93,19 @@ class NmSparse:
             self._refuse_other_changes()
             return
         self._restore_pruned()
-        self._pruning.step(self._rates)
-        self._remember_versions()
+        shrinkage = self._phases.shrinkage
+        if shrinkage and not self._stage.is_dense:
+            for seed, (parameter, dense) in enumerate(self._dense.items()):
+                share = float(self._rates.get(parameter, 0.0)) * shrinkage
+                shrink_pruned_(dense, parameter.detach(), share, seed=seed, step=self._num_done)
+        self._num_done += 1
+        self._prune(self._phases.stage(self._num_done))
 
     def remove(self) -> None:
         """Leaves the model pruned to the pattern, whatever phase the training is in."""
         self._hook.remove()
         self._restore_pruned()
-        self._pruning.finish()
+        self._prune(self._phases.final)
 
     def __enter__(self) -> "NmSparse":
         return self
@@ -107,7 +117,7 @@ class NmSparse:
         """Gives the parameters that the optimizer updates their dense weights."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                dense = self._pruning.dense.get(parameter)
+                dense = self._dense.get(parameter)
                 if dense is None:
                     continue
                 if parameter in self._pruned:
@@ -124,8 +134,16 @@ class NmSparse:
             parameter.data = pruned
         self._pruned.clear()
 
-    def _remember_versions(self) -> None:
-        self._versions = {parameter: parameter._version for parameter in self._pruning.dense}
+    @torch.no_grad()
+    def _prune(self, stage: Stage) -> None:
+        """Writes the dense weights, pruned as `stage` says, into the parameters."""
+        for parameter, dense in self._dense.items():
+            if stage.is_dense:
+                parameter.copy_(dense)
+            else:
+                prune_(parameter.detach(), dense, stage.n, stage.m, stage.decay)
+        self._stage = stage
+        self._versions = {parameter: parameter._version for parameter in self._dense}
 
     def _refuse_other_changes(self, *parameters: nn.Parameter) -> None:
         if any(parameter._version != self._versions[parameter] for parameter in parameters or self._versions):

@@ -90,29 +90,22 @@ class Phases:
 
     def stage(self, step: int) -> Stage:
         """Returns the stage of a step, counted from 0."""
-        n, m, time = self.final.n, self.final.m, step - self._num_dense_steps
+        n, m, time = self.final.n, self.final.m, step - math.floor(self.dense * self.num_steps)
+        num_decay_steps = 0 if self.method == "sr-ste" else math.floor(self.decay * self.num_steps)
         if time < 0:
             return DENSE
-        if time >= self._num_decay_steps:
+        if time >= num_decay_steps:
             return self.final
         match self.method:
             case "mdgf-linear":
-                return Stage(n, m, 1 - time / self._num_decay_steps)
+                return Stage(n, m, 1 - time / num_decay_steps)
             case "mdgf-exponential":
-                return Stage(n, m, LAST_DECAY ** (time / self._num_decay_steps))
+                return Stage(n, m, LAST_DECAY ** (time / num_decay_steps))
             case "sdgf-stepwise":
-                return Stage(_part(time, self._num_decay_steps, _halved(n, m)), m)
+                return Stage(_part(time, num_decay_steps, _halved(n, m)), m)
             case "sdgf-geometric":
-                factor = _part(time, self._num_decay_steps, _GEOMETRIC)
+                factor = _part(time, num_decay_steps, _GEOMETRIC)
                 return Stage(factor * n, factor * m)
-
-    @property
-    def _num_dense_steps(self) -> int:
-        return math.floor(self.dense * self.num_steps)
-
-    @property
-    def _num_decay_steps(self) -> int:
-        return 0 if self.method == "sr-ste" else math.floor(self.decay * self.num_steps)
 
 
 def parse_pattern(text: str) -> tuple[int, int]:

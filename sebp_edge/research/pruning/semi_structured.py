@@ -55,15 +55,12 @@ class SemiStructured(Patch):
             shared.setdefault(layer.weight, []).append(layer)
         with self._attaching():
             for weight, layers in shared.items():
-                self._compress(weight, layers)
+                compressed = _compressed(weight)
+                for layer in layers:
+                    self._replace(layer, partial(_product, compressed, layer))
+                self._undo.append(partial(_decompress, weight, compressed))
+                weight.data = weight.new_empty(0)
         release_memory(next(iter(shared)).device)
-
-    def _compress(self, weight: nn.Parameter, layers: list[nn.Linear]) -> None:
-        compressed = _compressed(weight)
-        for layer in layers:
-            self._replace(layer, partial(_product, compressed, layer))
-        self._undo.append(partial(_decompress, weight, compressed))
-        weight.data = weight.new_empty(0)
 
 
 def is_2_4(weight: Tensor) -> bool:

@@ -126,8 +126,8 @@ class AppliedRule:
         """Returns the selector of these layers' rows in the backward pass; the same object each time."""
         layers = tuple(layers)
         if layers not in self._selectors:
-            choose = _LAYER_RULES[type(self._rule)](self._rule)
-            self._selectors[layers] = _LayerSelector(tuple(self._names[layer] for layer in layers), choose)
+            names = tuple(self._names[layer] for layer in layers)
+            self._selectors[layers] = _SELECTORS[type(self._rule)](names, self._rule)
         return self._selectors[layers]
 
     def dropped(self) -> list[DroppedRows]:
@@ -136,12 +136,17 @@ class AppliedRule:
 
 
 class _LayerSelector:
-    """Selects the rows of one layer, or of layers computed together, and counts them on the device."""
+    """Selects the rows of one layer, or of layers computed together, and counts them on the device.
 
-    def __init__(self, names: tuple[str, ...], choose: "_LayerTopN | _LayerThreshold | _LayerEnergy"):
+    A rule says in `_choose` which rows are selected by their squared norms.
+    """
+
+    epsilon: Tensor | float | None = None
+
+    def __init__(self, names: tuple[str, ...], rule: TopN | Threshold | Energy):
         self.passes = 0
-        self._names, self._choose, self._rows = names, choose, 0
-        self._active = self._kept = self._lost = 0
+        self._names, self._rule = names, rule
+        self._rows = self._active = self._kept = self._lost = 0
 
     def __call__(self, douts_NM: tuple[Tensor, ...]) -> ActiveRows:
         if len(douts_NM[0]) == 0:
@@ -159,7 +164,7 @@ class _LayerSelector:
             active=int(self._active),
             kept=int(self._kept),
             lost_energy=float(self._lost) / self.passes,
-            epsilon=None if self._choose.epsilon is None else float(self._choose.epsilon),
+            epsilon=None if self.epsilon is None else float(self.epsilon),
         )
 
     def _count(self, energy_N: Tensor, selected: ActiveRows) -> None:
@@ -173,51 +178,33 @@ class _LayerSelector:
         self._lost = self._lost + row_rules.lost_share(energy_N, times_N > 0)
 
 
-class _LayerTopN:
-    """`TopN` in one layer."""
-
-    epsilon = None
-
-    def __init__(self, rule: TopN):
-        self._n = rule.n
-
-    def __call__(self, energy_N: Tensor) -> ActiveRows:
-        return select_rows(row_rules.largest(energy_N, self._n), capacity=self._n)
+class _TopNSelector(_LayerSelector):
+    def _choose(self, energy_N: Tensor) -> ActiveRows:
+        return select_rows(row_rules.largest(energy_N, self._rule.n), capacity=self._rule.n)
 
 
-class _LayerThreshold:
-    """`Threshold` in one layer; derives epsilon from the first passes if it is not given."""
+class _ThresholdSelector(_LayerSelector):
+    """Derives epsilon from the first passes if it is not given."""
 
-    def __init__(self, rule: Threshold):
-        self._rule = rule
-        self.epsilon: Tensor | float | None = rule.epsilon
+    def __init__(self, names: tuple[str, ...], rule: Threshold):
+        super().__init__(names, rule)
+        self.epsilon = rule.epsilon
         self._histogram: row_rules.NormHistogram | None = None
-        self._passes_left = rule.calibration_passes
 
-    def __call__(self, energy_N: Tensor) -> ActiveRows:
+    def _choose(self, energy_N: Tensor) -> ActiveRows:
         if self.epsilon is None:
-            self._calibrate(energy_N)
+            self._histogram = self._histogram or row_rules.NormHistogram(energy_N.device)
+            self._histogram.add(energy_N)
+            if self.passes + 1 == self._rule.calibration_passes:
+                self.epsilon = self._histogram.epsilon(self._rule.max_lost)
             return select_rows(energy_N != 0)
         return select_rows(row_rules.above_threshold(energy_N, self.epsilon, self._rule.max_lost))
 
-    def _calibrate(self, energy_N: Tensor) -> None:
-        self._histogram = self._histogram or row_rules.NormHistogram(energy_N.device)
-        self._histogram.add(energy_N)
-        self._passes_left -= 1
-        if self._passes_left == 0:
-            self.epsilon = self._histogram.epsilon(self._rule.max_lost)
 
+class _EnergySelector(_LayerSelector):
+    _average: Tensor | None = None
 
-class _LayerEnergy:
-    """`Energy` in one layer."""
-
-    epsilon = None
-
-    def __init__(self, rule: Energy):
-        self._rule = rule
-        self._average: Tensor | None = None
-
-    def __call__(self, energy_N: Tensor) -> ActiveRows:
+    def _choose(self, energy_N: Tensor) -> ActiveRows:
         # In fp32 a share of 1 could exclude small rows, whose energy is lost in the sum.
         if self._rule.max_lost == 0:
             return select_rows(energy_N != 0)
@@ -228,7 +215,7 @@ class _LayerEnergy:
         return select_rows(row_rules.largest(energy_N, number.ceil()))
 
 
-_LAYER_RULES = {TopN: _LayerTopN, Threshold: _LayerThreshold, Energy: _LayerEnergy}
+_SELECTORS = {TopN: _TopNSelector, Threshold: _ThresholdSelector, Energy: _EnergySelector}
 
 
 def _is_whole(value) -> bool:

@@ -94,11 +94,6 @@ def special_tokens_of(file: GgufFile) -> dict[str, str]:
     return {name: token for name, token in found.items() if token is not None}
 
 
-def chat_template_of(file: GgufFile) -> str | None:
-    """Returns the Jinja template of chats, if the file has one."""
-    return file.get("tokenizer.chat_template", str)
-
-
 def _token(file: GgufFile, tokens: list[str], role: str) -> str | None:
     number = file.token_id(role)
     return None if number is None else tokens[number]

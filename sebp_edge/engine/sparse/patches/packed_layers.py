@@ -8,9 +8,9 @@ H heads of values, of size F.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from types import CodeType, FunctionType, MethodType
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,18 +39,24 @@ _OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length
 _WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
 
 
-class PackedTexts(NamedTuple):
-    """Where texts begin among active rows."""
+@dataclass(frozen=True)
+class PackedTexts:
+    """Where texts begin among active rows: at `cu_seqlens`, int32 [S + 1]; does not wait for a GPU."""
 
-    positions_A: Tensor  # int32, the number of rows of its text before each row
-    chunks: Chunks
+    cu_seqlens: Tensor
+    num_rows: int
 
-    @classmethod
-    def of(cls, cu_seqlens: Tensor, num_rows: int) -> "PackedTexts":
-        """Does not wait for a GPU; `cu_seqlens` is int32 [S + 1]."""
-        rows_A = torch.arange(num_rows, dtype=torch.int32, device=cu_seqlens.device)
-        texts_A = torch.searchsorted(cu_seqlens[1:], rows_A, right=True)
-        return cls(rows_A - cu_seqlens[texts_A], Chunks.of(cu_seqlens, num_rows))
+    @cached_property
+    def positions_A(self) -> Tensor:
+        """The number of rows of its text before each row, int32."""
+        rows_A = torch.arange(self.num_rows, dtype=torch.int32, device=self.cu_seqlens.device)
+        texts_A = torch.searchsorted(self.cu_seqlens[1:], rows_A, right=True)
+        return rows_A - self.cu_seqlens[texts_A]
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """For linear attention and state spaces."""
+        return Chunks.of(self.cu_seqlens, self.num_rows)
 
 
 def runs_packed(layer: nn.Module, packs_rules: bool | None = None) -> bool:

@@ -137,7 +137,7 @@ class Restarts(Patch):
         """The layout of a batch; None if no layer needs it."""
         if not (self.packed or self.padded):
             return None
-        packed = PackedTexts.of(tokens.cu_seqlens, len(tokens.input_ids)) if self.packed else None
+        packed = PackedTexts(tokens.cu_seqlens, len(tokens.input_ids)) if self.packed else None
         padded = PaddedTexts.of(tokens, _most_lengths(tokens), padding) if self.padded else None
         return Layout(padded, packed)
 
