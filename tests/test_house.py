@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_473
+MAX_LINES = 52_465
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -77,12 +77,12 @@ MAX_LINES_OF_ROOM = {
     "research": 1_609,
     "run": 5_842,
     "serve": 3_813,
-    "store": 2_775,
+    "store": 2_767,
     "values": 1_835,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58203
+MAX_LINES_OF_TESTS = 58198
 MAX_REPLACED_ATTRIBUTES = 222
 
 # Heavy libraries stay where a reader expects them.

@@ -18,15 +18,7 @@ from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.salt import salt_of
 from sebp_edge.store.saved import DOCUMENTS
-from sebp_edge.values.remembered import (
-    FEW_FOLDS,
-    MANY_FOLDS,
-    ROLES,
-    SKETCH_SIZE,
-    SPLITS,
-    KnownDocument,
-    SplitHistory,
-)
+from sebp_edge.values.remembered import FEW_FOLDS, MANY_FOLDS, ROLES, SKETCH_SIZE, SPLITS, KnownDocument, SplitHistory
 
 _FORMAT, _FORMAT_OF_MANY_FOLDS = 3, 4
 # Those before had a column for each value. Their numbers were packed in base64, and choices in one character each.

@@ -83,12 +83,7 @@ def test_a_page_without_end_tags_is_read(tmp_path):
     ],
 )
 def test_what_a_browser_does_not_show_ends_where_it_ends_there(text_of, between):
-    assert text_of(f"<body><h1>One</h1>{between}<p>Two <i>three</p><p>Four").split() == [
-        "One",
-        "Two",
-        "three",
-        "Four",
-    ]
+    assert text_of(f"<body><h1>One</h1>{between}<p>Two <i>three</p><p>Four").split() == ["One", "Two", "three", "Four"]
 
 
 @pytest.mark.parametrize(
