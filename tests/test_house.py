@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_555
+MAX_LINES = 52_465
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -64,25 +64,25 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_995,
     "engine": 9,
     "engine.memory": 1_839,
-    "engine.models": 4_964,
+    "engine.models": 4_975,
     "engine.models.gguf": 1_394,
     "engine.sparse": 1_729,
-    "engine.sparse.patches": 2_789,
+    "engine.sparse.patches": 2_795,
     "engine.sparse.rows": 1_154,
-    "engine.training": 3_961,
+    "engine.training": 3_943,
     "export": 1_861,
-    "lessons": 2_256,
+    "lessons": 2_265,
     "machine": 1_150,
-    "reading": 6_421,
+    "reading": 6_390,
     "research": 1_609,
-    "run": 5_845,
+    "run": 5_842,
     "serve": 3_813,
-    "store": 2_865,
-    "values": 1_801,
+    "store": 2_767,
+    "values": 1_835,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58464
+MAX_LINES_OF_TESTS = 58198
 MAX_REPLACED_ATTRIBUTES = 222
 
 # Heavy libraries stay where a reader expects them.

@@ -5,7 +5,6 @@ New and changed documents, and a replay share of the others, so that these are n
 
 import random
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 
 from sebp_edge.lessons.split_history import match
 from sebp_edge.values.draw import Draw, Fingerprint
@@ -15,14 +14,6 @@ from sebp_edge.values.remembered import FOLD_ROLES, ROLES, TEST, TRAIN, VALIDATI
 # Documents that are replayed for each new or changed one.
 REPLAY = 1
 _MIN_VALIDATED = 5
-
-
-@dataclass(frozen=True)
-class _Use:
-    """How a version has used a document: the roles of the document itself, and of all that are related to it."""
-
-    own: str | None
-    related: frozenset[str]
 
 
 def plan_lessons(
@@ -49,25 +40,32 @@ def plan_lessons(
     """
     known, current = history.known, draw.fingerprints
     matches = match(list(current.values()), known)
-    uses = {
-        number: _Use(None if own is None else known[own].role, frozenset(known[index].role for index in relatives))
-        for number, own, relatives in zip(current, matches.unchanged, matches.relatives, strict=True)
+    # How the version has used each document, and all that are related to it.
+    used = {
+        number: None if own is None else known[own].split
+        for number, own in zip(current, matches.unchanged, strict=True)
+    }
+    related = {
+        number: {known[index].split for index in relatives}
+        for number, relatives in zip(current, matches.relatives, strict=True)
     }
     # A version has a judged state for each split if it has used documents so.
-    is_split = any(document.role == TEST for document in known)
+    is_split = any(document.split == TEST for document in known)
     if draw.kind == "none" or (draw.kind == "split") != is_split or draw.num_folds != history.num_folds:
         return None
     sides = draw.sides()
     seen = [({TRAIN}, {VALIDATION})] if is_split else [_fold_roles(fold, len(sides)) for fold in range(len(sides))]
-    if any(_has_seen(each, uses, trained, validated) for each, (trained, validated) in zip(sides, seen, strict=True)):
+    if any(
+        _has_seen(each, related, trained, validated) for each, (trained, validated) in zip(sides, seen, strict=True)
+    ):
         return None
-    unknown = {number for number, use in uses.items() if number not in learnt or use.own is None}
-    changed = frozenset(number for number in unknown if uses[number].related)
+    unknown = {number for number, use in used.items() if number not in learnt or use is None}
+    changed = frozenset(number for number in unknown if related[number])
     order = _shuffled(current, unknown, seed)
 
     def choose(candidates: Iterable[int], seen: Container[str]) -> frozenset[int]:
         candidates = set(candidates)
-        unseen = {number for number in candidates if number in unknown or uses[number].own not in seen}
+        unseen = {number for number in candidates if number in unknown or used[number] not in seen}
         others = [number for number in order if number in candidates - unseen]
         return frozenset(unseen.union(others[: REPLAY * len(unknown)]))
 
@@ -92,7 +90,7 @@ def plan_lessons(
         last=last,
         new=frozenset(unknown) - changed,
         changed=changed,
-        unchanged=frozenset(uses) - unknown,
+        unchanged=frozenset(used) - unknown,
         replayed=replayed,
         gone=gone,
     )
@@ -104,12 +102,10 @@ def _fold_roles(fold: int, num_folds: int) -> tuple[set[str], set[str]]:
     return {TRAIN, *FOLD_ROLES} - {FOLD_ROLES[fold], validation}, {validation}
 
 
-def _has_seen(sides: Mapping[int, str], uses: Mapping[int, _Use], trained: set[str], validated: set[str]) -> bool:
+def _has_seen(sides: Mapping[int, str], related: Mapping[int, set], trained: set[str], validated: set[str]) -> bool:
     """Whether a state was trained on a document that is held out now, or its epoch was chosen by a test document."""
     held_out, test = [*_on(sides, VALIDATION), *_on(sides, TEST)], _on(sides, TEST)
-    return any(uses[number].related & trained for number in held_out) or any(
-        uses[number].related & validated for number in test
-    )
+    return any(related[number] & trained for number in held_out) or any(related[number] & validated for number in test)
 
 
 def _on(sides: Mapping[int, str], side: str) -> list[int]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+
 from sebp_edge.lessons.near_duplicates import Relations, Shingler, compare
 from sebp_edge.values.draw import Fingerprint
 from sebp_edge.values.preparation_progress import SILENT, Progress
-from sebp_edge.values.remembered import FOLD_ROLES, TEST, Remembered, SplitHistory
+from sebp_edge.values.remembered import FOLD_ROLES, TEST, KnownDocument, Shingles, SplitHistory
 
 
 def take_fingerprints(texts: Mapping[int, str], salt: bytes, progress: Progress = SILENT) -> dict[int, Fingerprint]:
@@ -54,14 +56,14 @@ def find_unseen(history: SplitHistory, current: Mapping[int, Fingerprint]) -> Un
     matches = match(list(current.values()), used)
     states = {}
     for number, relatives in zip(current, matches.relatives, strict=True):
-        roles = {used[relative].role for relative in relatives}
+        roles = {used[relative].split for relative in relatives}
         if not roles:
             states[number] = None
         elif roles == {TEST}:
             states[number] = 0
         elif len(roles) == 1 and roles.issubset(FOLD_ROLES):
             states[number] = FOLD_ROLES.index(roles.pop())
-    own = ((index, document.role) for index, document in enumerate(used) if not document.absent)
+    own = ((index, document.split) for index, document in enumerate(used) if not document.absent)
     tests = {index for index, role in own if role in (TEST, *FOLD_ROLES)}
     return Unseen(states, len(tests), len(tests - matches.absent))
 
@@ -84,15 +86,16 @@ class Matches:
     absent: set[int]
 
 
-def match(current: Sequence[Fingerprint], remembered: Sequence[Remembered]) -> Matches:
+def match(current: Sequence[Fingerprint], remembered: Sequence[KnownDocument]) -> Matches:
     """Recognises remembered documents among the current ones."""
     index_of = {document.key: index for index, document in enumerate(remembered)}
     unchanged = [index_of.get(fingerprint.key) for fingerprint in current]
     # An unchanged document is compared by all its shingles, the others by their sketches.
     keys = {fingerprint.key for fingerprint in current}
     others = [index for index, document in enumerate(remembered) if document.key not in keys]
-    sketches = [remembered[index].sketch for index in others]
-    relations = compare([*(fingerprint.shingles for fingerprint in current), *sketches])
+    sketches = ((remembered[index].sketch, remembered[index].num_shingles) for index in others)
+    shingles = (Shingles(np.asarray(sketch, np.uint32), number) for sketch, number in sketches)
+    relations = compare([*(fingerprint.shingles for fingerprint in current), *shingles])
     memory = [*unchanged, *others]
     relatives = [{index} - {None} for index in memory]
     for first, second in (*relations.near, *relations.holding):

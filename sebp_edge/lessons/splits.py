@@ -24,7 +24,7 @@ from sebp_edge.values.remembered import (
     TEST,
     TRAIN,
     VALIDATION,
-    Remembered,
+    KnownDocument,
     SplitHistory,
     num_folds,
 )
@@ -57,10 +57,10 @@ def draw_splits(
     matches = match(fingerprints, remembered)
     clusters = find_clusters(len(fingerprints), matches.relations)
     order = _rank(clusters, fingerprints, seed)
-    split_before = _sides(order, clusters, matches, [document.split for document in remembered])
-    fold_before = _sides(order, clusters, matches, [document.fold for document in remembered])
+    split_before = _sides(order, clusters, matches, [document.drawn_split for document in remembered])
+    fold_before = _sides(order, clusters, matches, [document.drawn_fold for document in remembered])
     split = fold = {}
-    roles = {document.role for document in remembered} if keeps else set()
+    roles = {document.split for document in remembered} if keeps else set()
     if roles & {VALIDATION, TEST}:
         split = {own: side or TRAIN for own, side in split_before.items()}
     elif roles & {*FOLD_ROLES}:
@@ -78,9 +78,19 @@ def draw_splits(
         # A cluster that connects two sides is in neither, and is trained on.
         new_split, new_fold = (split or split_before).get(own, TRAIN), (fold or fold_before).get(own)
         role = new_split if split else FOLD_ROLES[fold[own]] if own in fold else TRAIN
-        documents.append(Remembered(fingerprint.key, fingerprint.shingles.sketch(), new_split, new_fold, role))
+        sketch = fingerprint.shingles.sketch()
+        documents.append(
+            KnownDocument(
+                hash=f"{fingerprint.key:016x}",
+                split=role,
+                drawn_split=new_split,
+                drawn_fold=new_fold,
+                num_shingles=sketch.number,
+                sketch=sketch.hashes,
+            )
+        )
     absent = (remembered[index] for index in sorted(matches.absent))
-    documents += [dataclasses.replace(document, role=None, absent=False) for document in absent]
+    documents += [dataclasses.replace(document, split=None, absent=False) for document in absent]
     numbered = list(zip(current, clusters.cluster_of, strict=True))
     return Draw(
         fingerprints=current,

@@ -57,21 +57,29 @@ def reason_against_name(name: str) -> str | None:
     return f"{what} ({ending}); {advice}"
 
 
-def _items(value: Any, key: str) -> list[dict]:
-    """Returns the objects in the list under a key, at most the first three."""
+def _looks(*keys: str, **in_lists: str) -> Callable[[dict], bool]:
+    """Returns a function that tells whether an object has these keys.
+
+    Args:
+        in_lists: the keys, apart by blanks, that one of the first three objects in a list has, by the list's key.
+    """
+
+    def looks_so(value: dict) -> bool:
+        return value.keys() >= {*keys} and all(
+            any(item.keys() >= {*own.split()} for item in _items(value, key)) for key, own in in_lists.items()
+        )
+
+    return looks_so
+
+
+def _items(value: dict, key: str) -> list[dict]:
     found = value.get(key)
     return [item for item in found[:3] if isinstance(item, dict)] if isinstance(found, list) else []
 
 
-def _has(value: Any, *keys: str) -> bool:
-    return all(key in value for key in keys)
-
-
 def _is_roam(value: dict) -> bool:
-    own = [*_items(value, "children"), value]
-    return "title" in value and any(
-        _has(each, "string") or _has(each, "edit-time") or _has(each, ":block/uid") for each in own
-    )
+    marks = {"string", "edit-time", ":block/uid"}
+    return "title" in value and any(marks & each.keys() for each in (*_items(value, "children"), value))
 
 
 _ID_OF_DISCORD = re.compile(r"\d{17,20}")
@@ -80,58 +88,37 @@ _ID_OF_DISCORD = re.compile(r"\d{17,20}")
 def _is_channel(value: dict) -> bool:
     """Whether this is a channel of Slack or of Discord, or Discord's list of their names by their ids."""
     is_of_discord = bool(value) and all(map(_ID_OF_DISCORD.fullmatch, map(str, value)))
-    return is_of_discord or _has(value, "id", "created", "members") or _ID_OF_DISCORD.fullmatch(str(value.get("id")))
+    is_of_slack = value.keys() >= {"id", "created", "members"}
+    return is_of_discord or is_of_slack or bool(_ID_OF_DISCORD.fullmatch(str(value.get("id"))))
+
+
+def _is_text_bundle(value: dict) -> bool:
+    return "creatorIdentifier" in value or value.get("type") == "net.daringfireball.markdown"
 
 
 _AS_MARKDOWN = "export it as Markdown"
 _AS_MESSAGES = 'save its conversations as records with "messages"'
+_AS_RECORD = 'save its text as .txt, or as a record with "text"'
 # What an object looks like, and what to do.
 _BY_SHAPE: list[tuple[str, Callable[[dict], bool], str]] = [
     ("a Roam export", _is_roam, _AS_MARKDOWN),
-    (
-        "a Logseq export",
-        lambda value: "version" in value and any("page-name" in item for item in _items(value, "blocks")),
-        _AS_MARKDOWN,
-    ),
+    ("a Logseq export", _looks("version", blocks="page-name"), _AS_MARKDOWN),
     ("a channel of Discord or Slack", _is_channel, "what was said there is in other files"),
-    (
-        "an export of Messenger or Instagram",
-        lambda value: any(_has(item, "sender_name", "timestamp_ms") for item in _items(value, "messages")),
-        _AS_MESSAGES,
-    ),
-    ("a Discord export", lambda value: _has(value, "guild", "channel", "messages"), _AS_MESSAGES),
-    (
-        "a Google Keep note",
-        lambda value: "textContent" in value or ("listContent" in value and "title" in value),
-        'save its text as .txt, or as a record with "text"',
-    ),
-    (
-        "a Day One export",
-        lambda value: "metadata" in value and any("creationDate" in item for item in _items(value, "entries")),
-        "export it as plain text",
-    ),
-    (
-        "a Standard Notes backup",
-        lambda value: any("content_type" in item for item in _items(value, "items")),
-        "export the notes as plain text",
-    ),
-    (
-        "the settings of a text bundle",
-        lambda value: "creatorIdentifier" in value or value.get("type") == "net.daringfireball.markdown",
-        "its text is in the file beside them",
-    ),
-    (
-        "a Simplenote export",
-        lambda value: isinstance(value.get("activeNotes"), list),
-        "use the .txt files of the export",
-    ),
+    ("an export of Messenger or Instagram", _looks(messages="sender_name timestamp_ms"), _AS_MESSAGES),
+    ("a Discord export", _looks("guild", "channel", "messages"), _AS_MESSAGES),
+    ("a Google Keep note", _looks("textContent"), _AS_RECORD),
+    ("a Google Keep note", _looks("listContent", "title"), _AS_RECORD),
+    ("a Day One export", _looks("metadata", entries="creationDate"), "export it as plain text"),
+    ("a Standard Notes backup", _looks(items="content_type"), "export the notes as plain text"),
+    ("the settings of a text bundle", _is_text_bundle, "its text is in the file beside them"),
+    ("a Simplenote export", lambda value: type(value.get("activeNotes")) is list, "use the .txt files of the export"),
 ]
 
 
 def foreign_export(value: Any) -> str | None:
     """Returns which program's export a value of JSON looks like and what to do, such as "this looks like a Roam
     export; export it as Markdown"; None if it looks like no known one."""
-    if not isinstance(value, dict):
-        return None
-    found = next(((name, advice) for name, looks_so, advice in _BY_SHAPE if looks_so(value)), None)
-    return found and f"this looks like {found[0]}; {found[1]}"
+    for name, looks_so, advice in _BY_SHAPE:
+        if isinstance(value, dict) and looks_so(value):
+            return f"this looks like {name}; {advice}"
+    return None

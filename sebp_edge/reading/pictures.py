@@ -79,17 +79,13 @@ def _without(text: str, found: Counter[str]) -> str:
 
     def rest(mark: re.Match) -> str:
         nonlocal number
+        if (mark["tag"] and not _IN_TAG.search(mark[0])) or (mark["other"] and len(mark[0]) < MIN_LENGTH):
+            return mark[0]
         number += 1
         if mark["begin"]:
             return mark["begin"] + mark["end"]
         if mark["tag"]:
-            if not _IN_TAG.search(mark[0]):
-                number -= 1
-                return mark[0]
             return _IN_TAG.sub('""', mark[0]) if _ALT.search(mark[0]) else ""
-        if mark["other"] and len(mark[0]) < MIN_LENGTH:
-            number -= 1
-            return mark[0]
         return mark["words"] or ""
 
     if _ADDRESS.search(text):

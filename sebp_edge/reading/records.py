@@ -154,8 +154,7 @@ def _preferred(fields: _Fields) -> Content:
     messages = before + _as_messages(fields, "chosen", "assistant")
     asked = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=None)
     if asked is not None:  # also where "chosen" repeats the prompt, as in TRL's records without one
-        earlier = [m | {"weight": 0} if m["role"] == "assistant" else m for m in messages[:asked]]
-        return _conversation(fields, earlier + messages[asked:])
+        return _conversation(fields, _without_loss(messages[:asked]) + messages[asked:])
     if (keys := prompt_and_completion(fields)) is None:
         raise Unreadable('a preference without a "prompt"; give the answer to learn as "completion"')
     return _answer(fields, *keys)
@@ -195,9 +194,7 @@ def _answer(fields: _Fields, prompt: str, completion: str) -> Content:
         if isinstance(whole := fields.get("text"), str) and fields[completion] in whole:
             fields.take("text")  # Alpaca's "text" repeats the record
     else:
-        for message in asked:
-            if message["role"] == "assistant":
-                message["weight"] = 0
+        asked = _without_loss(asked)
         if not any(message["role"] == "assistant" for message in answer):
             raise Unreadable("no message from the assistant")
     conversation = _conversation(fields, asked + answer)
@@ -229,10 +226,7 @@ def _history(fields: _Fields) -> list[Message]:
     if not isinstance(history, list):
         raise Unreadable(_NOT_PAIRS)
     if history and all(isinstance(turn, dict) for turn in history):
-        return [
-            message | {"weight": 0} if message["role"] == "assistant" else message
-            for message in _read_messages(fields, name)
-        ]
+        return _without_loss(_read_messages(fields, name))
     _refuse_long(history)
     found: list[Message] = []
     for turn in history:
@@ -252,6 +246,10 @@ def _read_messages(fields: _Fields, name: str) -> list[Message]:
         found.append(_message(given))
         fields.unread_in_messages |= given.unread()
     return found
+
+
+def _without_loss(messages: list[Message]) -> list[Message]:
+    return [message | {"weight": 0} if message["role"] == "assistant" else message for message in messages]
 
 
 def _refuse_long(messages: list) -> None:

@@ -25,10 +25,10 @@ from sebp_edge.run.start import latest_history, version_with_history
 from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.history import Entry, history_of, read_history, write_history
 from sebp_edge.store.known_texts import KNOWN_TEXTS, KnownTexts
 from sebp_edge.store.saved import DOCUMENTS
 from sebp_edge.store.stored_jobs import Job, JobRecord, settings_of
+from sebp_edge.store.version_documents import Entry, read_history, write_history
 from sebp_edge.values.documents import printable
 from sebp_edge.values.example import Example
 from sebp_edge.values.folder import Folder
@@ -220,11 +220,13 @@ class AdaptationJob:
         history = own or SplitHistory(salt=salt)
         if fixed.earlier is not None:
             try:
-                history = history_of(adapter.document_list(fixed.earlier))
-            except (AdapterError, AttributeError) as error:
+                history = adapter.document_list(fixed.earlier)
+            except AdapterError:
+                history = None
+            if history is None:
                 raise JobError(
                     f"The training began with version {fixed.earlier}, which is not there any more; {_OVER}."
-                ) from error
+                )
         if history.salt != salt:
             raise JobError(f"The training began with other versions of the adapter than there are now; {_OVER}.")
         self._earlier = fixed.earlier
@@ -269,8 +271,8 @@ class AdaptationJob:
         if not self.has_lost_texts:
             return texts
         before = read_history(self.job.folder)
-        left = {document.role for document in texts.history.known}
-        if lost := {document.role for document in before.known} - left:
+        left = {document.split for document in texts.history.known}
+        if lost := {document.split for document in before.known} - left:
             raise JobError(f"Without the documents that are gone, none is left in the split {min(lost)!r}; {_OVER}.")
         known = replace(texts.known, gone={**texts.known.gone, **self.resumed.gone})
         return replace(texts, history=texts.history.learnt_on_from(before), known=known)

@@ -27,8 +27,8 @@ from sebp_edge.run.samples import choose, continue_each, find_beginnings
 from sebp_edge.run.work_ahead import ACTIVE, BASE_QUIZ, COPIED_TOKENS, COPIES, GENERAL, QUIZ, SAMPLES
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.best_versions import read_best_versions
-from sebp_edge.store.history import read_history
 from sebp_edge.store.saved import SavedAdapter
+from sebp_edge.store.version_documents import read_history
 from sebp_edge.values.documents import Document
 from sebp_edge.values.training_facts import Copied, Sample
 

@@ -19,11 +19,10 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.remaining import DocumentsNow, Remaining, Version, in_order, read_versions, remaining_of
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.erasure import Receipt, complete, erase
-from sebp_edge.store.history import history_of
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.store.version_documents import KnownDocument
 from sebp_edge.values.documents import Document, printable
 from sebp_edge.values.folder import Folder
+from sebp_edge.values.remembered import KnownDocument
 
 # The number of documents that a message names.
 _NAMED = 3
@@ -198,8 +197,7 @@ class _Search:
             document.key: document
             for version in self._versions
             if version.listed and version.salt == self._base.salt
-            for document in history_of(version.listed).documents
-            if document.role is not None
+            for document in version.listed.known
         }
         forgotten = [document for key, document in known.items() if key in hashes]
         others = [document for key, document in known.items() if key not in hashes]

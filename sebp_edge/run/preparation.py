@@ -119,7 +119,7 @@ class Preparation:
     def _drawing(self, most_tokens: float = math.inf) -> Drawing:
         recipe, start = self.recipe, self._starting_point.start
         stays = self._keeps_kind or (start is not None and len(start.states) == 1)
-        is_split = stays and any(document.role == TEST for document in self._earlier.known)
+        is_split = stays and any(document.split == TEST for document in self._earlier.known)
         # A quiz is about test documents, and the judged states of all folds would be whole models.
         most = 0 if is_split or recipe.questions or recipe.method != "lora" else MOST_IN_FOLDS
         return Drawing(self.call.seed, self._earlier, self._keeps_splits, most, most_tokens)

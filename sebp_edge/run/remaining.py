@@ -12,15 +12,13 @@ from sebp_edge.errors import AdapterError, OwnerUnknown, TextsError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.run.call import Call
 from sebp_edge.store.adapter import Adapter
-from sebp_edge.store.history import history_of
 from sebp_edge.store.record import AdapterRecord
-from sebp_edge.store.version_documents import DocumentList, KnownDocument
 from sebp_edge.store.where import Where
 from sebp_edge.values.documents import Document
 from sebp_edge.values.draw import Fingerprint
 from sebp_edge.values.folder import Folder
 from sebp_edge.values.reading import Reading
-from sebp_edge.values.remembered import SplitHistory
+from sebp_edge.values.remembered import KnownDocument, SplitHistory
 
 # The number of documents that a message names.
 _NAMED = 3
@@ -53,7 +51,7 @@ class Version:
 
     number: int
     folder: Path
-    listed: DocumentList | None
+    listed: SplitHistory | None
 
     @property
     def salt(self) -> bytes:
@@ -165,7 +163,7 @@ def remaining_of(base: Version, hashes: set[int], now: DocumentsNow, call: Call,
         reading=replace(
             reading, documents=kept, left_out=left_out, num_equal=num_equal, folders=_still_needed(reading, kept, call)
         ),
-        history=history_of(base.listed).without(hashes | gone),
+        history=base.listed.without(hashes | gone),
         num_new=len(given - others.keys() - hashes),
         num_gone=len(gone),
     )

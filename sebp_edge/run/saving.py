@@ -20,11 +20,11 @@ from sebp_edge.run.version_texts import VersionTexts
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
 from sebp_edge.store.folders import write_record
-from sebp_edge.store.history import write_history
 from sebp_edge.store.names import folder_of
 from sebp_edge.store.record import AdapterRecord
 from sebp_edge.store.saved import JUDGED, SavedAdapter, save_to
 from sebp_edge.store.training_report import write_report
+from sebp_edge.store.version_documents import write_history
 from sebp_edge.values.training_facts import TrainingFacts, facts_for
 
 

@@ -16,9 +16,8 @@ from sebp_edge.run.texts_comparison import TextsComparison
 from sebp_edge.run.unchanged import UnchangedResult
 from sebp_edge.store.adapter import Adapter
 from sebp_edge.store.adapter_store import AdapterStore
-from sebp_edge.store.history import Entry, history_of
 from sebp_edge.store.saved import refuse_truncated
-from sebp_edge.store.version_documents import DocumentList
+from sebp_edge.store.version_documents import Entry, read_history
 from sebp_edge.store.where import Where
 from sebp_edge.values.draw import Draw
 from sebp_edge.values.lessons import Lessons
@@ -52,7 +51,7 @@ class Start:
         """Returns the start at the compared version; None if its files are damaged: the values are not looked at."""
         try:
             saved = comparison.saved
-            states, listed = saved.judged_states(), DocumentList.read(saved.path)
+            states, listed = saved.judged_states(), read_history(saved.path)
             for folder in {*states, saved.path}:
                 refuse_truncated(folder)
         except AdapterError:
@@ -61,7 +60,7 @@ class Start:
             return None
         entries = {document.key: Entry(tokens=document.tokens or 0, name=document.name) for document in listed.own}
         where = store.adapter(saved.name).wheres().get(saved.version, Where())
-        return cls(comparison, history_of(listed), entries, states, where)
+        return cls(comparison, listed, entries, states, where)
 
     def fill_in(self, recipe: Recipe) -> Recipe:
         """Returns a recipe with the version's own values for those that are left to the budget or to the size."""
@@ -167,7 +166,7 @@ def latest_history(adapter: Adapter) -> SplitHistory:
     version = version_with_history(adapter)
     if version is None:
         return SplitHistory(salt=secrets.token_bytes(16))
-    return history_of(adapter.document_list(version))
+    return adapter.document_list(version)
 
 
 def version_with_history(adapter: Adapter) -> int | None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from sebp_edge.engine.models.files_digest import files_digest
 from sebp_edge.run.start import StartingPoint
-from sebp_edge.store.history import Entry
 from sebp_edge.store.known_texts import KnownTexts
+from sebp_edge.store.version_documents import Entry
 from sebp_edge.store.where import Where
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.model_reference import ModelReference

@@ -7,7 +7,7 @@ adapter                    one adapter: saves, opens, activates, renames and rem
 erasure                    removes the versions that knew a document
 difference, archive        what changed between two versions; a version in one file
 saved                      a version; record, training_report, version_report: what it says of itself, and its page
-version_documents, history its list of documents, and the splits in that
+version_documents          its list of documents, and the splits in that
 known_texts, where         the texts that it has learnt; where these are on this machine
 activation, salt           which versions have been active; the salt of names, and the numbers that they have had
 garbage, model_paths       what gc deletes; where base models are

@@ -29,9 +29,10 @@ from sebp_edge.store.salt import read_number, read_salt, write_number
 from sebp_edge.store.saved import DOCUMENTS, SavedAdapter
 from sebp_edge.store.stored_jobs import Job, Jobs
 from sebp_edge.store.training_report import SAMPLES
-from sebp_edge.store.version_documents import DocumentList, KnownDocument
+from sebp_edge.store.version_documents import read_history, to_text
 from sebp_edge.store.version_report import VersionReport
 from sebp_edge.store.where import Where
+from sebp_edge.values.remembered import KnownDocument, SplitHistory
 
 
 class Adapter:
@@ -127,12 +128,12 @@ class Adapter:
         Raises:
             AdapterError: there is no such version, or its list of documents is damaged.
         """
-        listed = DocumentList.read(self.version_folder(version))
+        listed = read_history(self.version_folder(version))
         return list(listed.own) if listed else []
 
-    def document_list(self, version: int) -> DocumentList | None:
+    def document_list(self, version: int) -> SplitHistory | None:
         """Returns the list of documents of a version, with those of earlier ones; None if it has none."""
-        return DocumentList.read(self.version_folder(version), read_salt(self._store))
+        return read_history(self.version_folder(version), read_salt(self._store))
 
     def diff(self, old: int | None = None, new: int | None = None) -> Difference:
         """Returns which documents came, went and changed from one version to another one.
@@ -184,7 +185,7 @@ class Adapter:
         if not with_names:
             replaced[SAMPLES] = None
             if (listed := self.document_list(saved.version)) is not None:
-                replaced[DOCUMENTS] = listed.without_names().to_text().encode()
+                replaced[DOCUMENTS] = to_text(listed.without_names()).encode()
         archive.write(saved.path, self.name, expand_user(to), replaced)
         return saved
 

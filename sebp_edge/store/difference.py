@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.saved import SavedAdapter
-from sebp_edge.store.version_documents import DocumentList, KnownDocument
-from sebp_edge.values.remembered import SKETCH_SIZE
+from sebp_edge.store.version_documents import read_history
+from sebp_edge.values.remembered import SKETCH_SIZE, KnownDocument, SplitHistory
 
 # A document has changed, and is not another one, if this share of its shingles is still there.
 _CHANGED_SHARE = 0.3
@@ -67,8 +67,8 @@ def compare_versions(old: SavedAdapter, new: SavedAdapter, store_salt: bytes) ->
     )
 
 
-def _documents_of(saved: SavedAdapter, store_salt: bytes) -> DocumentList:
-    listed = DocumentList.read(saved.path, store_salt)
+def _documents_of(saved: SavedAdapter, store_salt: bytes) -> SplitHistory:
+    listed = read_history(saved.path, store_salt)
     if listed is None:
         raise AdapterError(
             f"Version {saved.version} of the adapter {saved.name!r} was saved before sebp-edge recorded its documents; "

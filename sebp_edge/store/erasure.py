@@ -16,6 +16,7 @@ from sebp_edge.basics.files import flush, parse_dataclass, read_json, storage_er
 from sebp_edge.basics.version import __version__
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.adapter import Adapter
+from sebp_edge.store.version_documents import to_text
 
 _PENDING = ".forgetting"
 _RECEIPT = re.compile(r"forgotten-([1-9]\d{0,8})\.json")
@@ -93,7 +94,7 @@ def complete(adapter: Adapter) -> Receipt | None:
             if listed := adapter.document_list(version):
                 kept = listed.without_earlier(keys.get(listed.salt, ()))
                 if kept != listed:
-                    lists[version] = kept.to_text()
+                    lists[version] = to_text(kept)
     adapter.erase([version for version in receipt.versions_removed if version in versions], lists, keys)
     path = folder / receipt.path
     receipt = replace(

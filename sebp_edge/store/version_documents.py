@@ -1,22 +1,24 @@
 """The file documents.json of a version: its documents and how they were split, without their texts; imports no numpy.
 
 It has one object for each document, with the attributes of `KnownDocument`. The salt of the hashes is that of all
-versions of an adapter.
+versions of an adapter. The next version draws its splits from those in it.
 """
 
 import base64
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from sebp_edge.basics.files import read_json
 from sebp_edge.errors import AdapterError
 from sebp_edge.store.salt import salt_of
 from sebp_edge.store.saved import DOCUMENTS
-from sebp_edge.values.remembered import FEW_FOLDS, MANY_FOLDS, ROLES, SKETCH_SIZE, SPLITS
+from sebp_edge.values.remembered import FEW_FOLDS, MANY_FOLDS, ROLES, SKETCH_SIZE, SPLITS, KnownDocument, SplitHistory
 
 _FORMAT, _FORMAT_OF_MANY_FOLDS = 3, 4
 # Those before had a column for each value. Their numbers were packed in base64, and choices in one character each.
@@ -27,111 +29,66 @@ _PACKED_SKETCH_SIZE = 64
 # The size limit of the file, in bytes; a long document takes 900.
 _MAX_BYTES = 2**29
 _HASH = re.compile("[0-9a-f]{16}")
+_NAMES = [field.name for field in fields(KnownDocument)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownDocument:
-    """A document of a version, without its text.
+class Entry(NamedTuple):
+    """What the list says of a version's document: its number, from 1, the tokens of its examples, and its name."""
 
-    Attributes:
-        hash: a salted hash of its text, as 16 hexadecimal digits.
-        name: its name: the path of its file in the given folder, or what the app calls it; None if it has none.
-        number: its number in the order in which the texts were given, from 1; None in versions saved before.
-        tokens: how many tokens its examples have; None in versions saved before.
-        split: how the version used it: "train", "validation", "test", or "fold 1" and so on, which tested it; None if
-            only earlier versions know it.
-        absent: whether it was gone from the texts; the version knows it from the version that it learnt on from.
-        drawn_split, drawn_fold: the split, and the fold that tests it, which later versions keep; None if not drawn.
-        num_shingles, sketch: the number of its shingles, and the smallest of them.
-    """
-
-    hash: str
-    name: str | None
-    number: int | None
-    tokens: int | None
-    split: str | None
-    absent: bool
-    drawn_split: str | None = field(repr=False)
-    drawn_fold: int | None = field(repr=False)
-    num_shingles: int = field(repr=False)
-    sketch: tuple[int, ...] = field(repr=False)
-
-    @property
-    def key(self) -> int:
-        """Its hash as a number: the key of its fingerprint."""
-        return int(self.hash, 16)
-
-    @property
-    def label(self) -> str:
-        """What a person calls it: its name, else its number."""
-        return self.name or str(self.number or "")
-
-    def to_dict(self) -> dict:
-        """Returns it as JSON-ready values, without what later versions need of it."""
-        names = ("name", "number", "hash", "tokens", "split", "absent")
-        return {name: getattr(self, name) for name in names}
+    number: int | None = 0
+    tokens: int | None = 0
+    name: str | None = None
 
 
-@dataclass(frozen=True)
-class DocumentList:
-    """The documents of a version, and of earlier ones whose splits later ones keep; and the salt of their hashes."""
+def write_history(folder: Path, history: SplitHistory, entries: Mapping[int, Entry] | None = None) -> None:
+    """Writes the list of documents into the folder of a new version; `entries` are by the documents' keys."""
+    unknown, entries = Entry(None, None), entries or {}
+    documents = (replace(each, **entries.get(each.key, unknown)._asdict()) for each in history.documents)
+    (folder / DOCUMENTS).write_text(to_text(SplitHistory(tuple(documents), history.salt)), encoding="utf-8")
 
-    documents: tuple[KnownDocument, ...]
-    salt: bytes
 
-    @property
-    def own(self) -> tuple[KnownDocument, ...]:
-        """The version's documents, in the order in which they were given; those that were gone are the last."""
-        own = (document for document in self.documents if document.split is not None)
-        return tuple(sorted(own, key=lambda document: (document.absent, document.number or 0)))
+def to_text(history: SplitHistory) -> str:
+    """Returns the content of the file, with one line for each document."""
+    documents = ",\n".join(
+        json.dumps({name: getattr(document, name) for name in _NAMES} | {"sketch": document.sketch.tolist()})
+        for document in history.documents
+    )
+    has_many = any((document.drawn_fold or 0) >= FEW_FOLDS for document in history.documents)
+    number = _FORMAT_OF_MANY_FOLDS if has_many else _FORMAT
+    return f'{{"format": {number}, "salt": "{history.salt.hex()}", "documents": [\n{documents}\n]}}\n'
 
-    def without_names(self) -> "DocumentList":
-        """Returns the list without the names of the documents."""
-        return DocumentList(tuple(replace(document, name=None) for document in self.documents), self.salt)
 
-    def without_earlier(self, keys: Collection[int]) -> "DocumentList":
-        """Returns the list without documents that only earlier versions know, by their keys."""
-        kept = (document for document in self.documents if document.split is not None or document.key not in keys)
-        return DocumentList(tuple(kept), self.salt)
-
-    def to_text(self) -> str:
-        """Returns the content of the file, with one line for each document."""
-        documents = ",\n".join(json.dumps(vars(document)) for document in self.documents)
-        has_many = any((document.drawn_fold or 0) >= FEW_FOLDS for document in self.documents)
-        number = _FORMAT_OF_MANY_FOLDS if has_many else _FORMAT
-        return f'{{"format": {number}, "salt": "{self.salt.hex()}", "documents": [\n{documents}\n]}}\n'
-
-    @classmethod
-    def read(cls, folder: Path, store_salt: bytes = b"") -> "DocumentList | None":
-        """Reads the file from a version's folder; returns None if the version has none, as those of 0.1.0."""
-        path = folder / DOCUMENTS
-        try:
-            values = read_json(path, _MAX_BYTES)
-            if type(values["format"]) is int and values["format"] > _FORMAT_OF_MANY_FOLDS:
-                raise AdapterError(
-                    f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads up "
-                    f"to format {_FORMAT_OF_MANY_FOLDS}. Upgrade sebp-edge."
-                )
-            if values["format"] in _PACKED_FORMATS:
-                values = _unpack(values, store_salt)
-            elif values["format"] not in (_FORMAT, _FORMAT_OF_MANY_FOLDS):
-                raise ValueError("format")
-            return cls(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
-        except FileNotFoundError:
-            return None
-        except (OSError, LookupError, TypeError, ValueError) as error:
-            reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+def read_history(folder: Path, store_salt: bytes = b"") -> SplitHistory | None:
+    """Reads the file from a version's folder; returns None if the version has none, as those of 0.1.0."""
+    path = folder / DOCUMENTS
+    try:
+        values = read_json(path, _MAX_BYTES)
+        if type(values["format"]) is int and values["format"] > _FORMAT_OF_MANY_FOLDS:
             raise AdapterError(
-                f"{str(path)!r} cannot be read{reason}, so it is not known which documents this version of the adapter "
-                "was tested on; restore the file, or remove the version."
-            ) from error
+                f"{str(path)!r} was written by a newer sebp-edge, in format {values['format']}; this one reads up "
+                f"to format {_FORMAT_OF_MANY_FOLDS}. Upgrade sebp-edge."
+            )
+        if values["format"] in _PACKED_FORMATS:
+            values = _unpack(values, store_salt)
+        elif values["format"] not in (_FORMAT, _FORMAT_OF_MANY_FOLDS):
+            raise ValueError("format")
+        return SplitHistory(tuple(map(_document, values["documents"])), salt_of(values["salt"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, LookupError, TypeError, ValueError, OverflowError) as error:
+        reason = f" ({error.strerror})" if isinstance(error, PermissionError) else ""
+        raise AdapterError(
+            f"{str(path)!r} cannot be read{reason}, so it is not known which documents this version of the adapter "
+            "was tested on; restore the file, or remove the version."
+        ) from error
 
 
 def _document(values: dict) -> KnownDocument:
-    """Returns a document of the file; raises a LookupError, TypeError or ValueError if a value is invalid."""
-    document = KnownDocument(**values | {"sketch": tuple(values["sketch"])})
+    """Returns a document of the file; raises a LookupError, TypeError, ValueError or OverflowError if it is invalid."""
+    document = KnownDocument(**values | {"sketch": array("I", values["sketch"])})
     if not (
-        _HASH.fullmatch(document.hash)
+        values.keys() == {*_NAMES}
+        and _HASH.fullmatch(document.hash)
         and isinstance(document.name, str | None)
         and all(map(_is_count, (document.number or 0, document.tokens or 0, document.num_shingles)))
         and document.split in (None, *ROLES)
@@ -139,7 +96,7 @@ def _document(values: dict) -> KnownDocument:
         and document.drawn_split in (None, *SPLITS)
         and document.drawn_fold in (None, *range(MANY_FOLDS))
         and len(document.sketch) == min(document.num_shingles, SKETCH_SIZE)
-        and all(map(_is_count, document.sketch))
+        and all(map(_is_count, values["sketch"]))
     ):
         raise ValueError("documents")
     return document

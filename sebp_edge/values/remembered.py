@@ -1,7 +1,7 @@
 """What a version of an adapter remembers of documents, without their texts; imports no numpy."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,60 +35,94 @@ class Shingles:
         return Shingles(self.hashes[:SKETCH_SIZE].copy(), self.number)
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """A document of a version of an adapter or of an earlier version, without its text.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownDocument:
+    """A document that a version knows, or whose split it remembers, without its text.
 
     Attributes:
-        key, sketch: the key of its fingerprint, and a sketch of its shingles.
-        split: its split, one of SPLITS; None if none was drawn.
-        fold: the fold that tests it; None if none was drawn.
-        role: how this version used it: one of ROLES, where "fold 1" is tested by the first fold and trained on by
-            another; None if this version does not know it.
-        absent: whether this version knows it only from the version that it learnt on from.
+        hash: a salted hash of its text, as 16 hexadecimal digits.
+        name: its name: the path of its file in the given folder, or what the app calls it; None if it has none.
+        number: its number in the order in which the texts were given, from 1; None in versions saved before.
+        tokens: how many tokens its examples have; None in versions saved before.
+        split: how the version used it, one of ROLES: "fold 1" is tested by the first fold and trained on by another;
+            None if only earlier versions know it.
+        absent: whether it was gone from the texts; the version knows it from the version that it learnt on from.
+        drawn_split, drawn_fold: the split, and the fold that tests it, which later versions keep; None if not drawn.
+        num_shingles, sketch: the number of its shingles, and the smallest of them: an array, or one of numpy's, which
+            is not copied. Whether two documents are equal is told by their hashes.
     """
 
-    key: int
-    sketch: Shingles
+    hash: str
+    name: str | None = None
+    number: int | None = None
+    tokens: int | None = None
     split: str | None
-    fold: int | None
-    role: str | None
     absent: bool = False
+    drawn_split: str | None = field(repr=False)
+    drawn_fold: int | None = field(repr=False)
+    num_shingles: int = field(repr=False)
+    sketch: Sequence[int] = field(repr=False, compare=False)
+
+    @property
+    def key(self) -> int:
+        """Its hash as a number: the key of its fingerprint."""
+        return int(self.hash, 16)
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: its name, else its number."""
+        return self.name or str(self.number or "")
+
+    def to_dict(self) -> dict:
+        """Returns it as JSON-ready values, without what later versions need of it."""
+        names = ("name", "number", "hash", "tokens", "split", "absent")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class SplitHistory:
-    """The documents of a version of an adapter, those of earlier versions that it did not have, and their salt."""
+    """The documents of a version, those of earlier versions whose splits later ones keep, and the salt of hashes."""
 
-    documents: tuple[Remembered, ...] = ()
+    documents: tuple[KnownDocument, ...] = ()
     salt: bytes = b""
 
     @property
-    def known(self) -> tuple[Remembered, ...]:
+    def known(self) -> tuple[KnownDocument, ...]:
         """The documents that this version knows."""
-        return tuple(document for document in self.documents if document.role is not None)
+        return tuple(document for document in self.documents if document.split is not None)
+
+    @property
+    def own(self) -> tuple[KnownDocument, ...]:
+        """The same in the order in which they were given; those that were gone are the last."""
+        return tuple(sorted(self.known, key=lambda document: (document.absent, document.number or 0)))
 
     @property
     def num_folds(self) -> int:
         """The number of folds in which this version was judged; 0 if it was not in folds."""
-        folds = {FOLD_ROLES.index(document.role) for document in self.known if document.role in FOLD_ROLES}
-        return num_folds(folds)
+        return num_folds({FOLD_ROLES.index(document.split) for document in self.known if document.split in FOLD_ROLES})
 
     def all_trained_on(self) -> "SplitHistory":
         """Returns the history of a version that may have been trained on all its documents; their splits stay."""
-        documents = tuple(replace(document, role=document.role and TRAIN) for document in self.documents)
-        return SplitHistory(documents, self.salt)
+        documents = (replace(document, split=document.split and TRAIN) for document in self.documents)
+        return SplitHistory(tuple(documents), self.salt)
 
     def without(self, keys: Collection[int]) -> "SplitHistory":
         """Returns the history without the documents of these keys."""
         return SplitHistory(tuple(document for document in self.documents if document.key not in keys), self.salt)
 
+    def without_earlier(self, keys: Collection[int]) -> "SplitHistory":
+        """Returns the history without documents of these keys that only earlier versions know."""
+        return self.without(set(keys) - {document.key for document in self.known})
+
+    def without_names(self) -> "SplitHistory":
+        """Returns the history without the names of the documents."""
+        return SplitHistory(tuple(replace(document, name=None) for document in self.documents), self.salt)
+
     def learnt_on_from(self, before: "SplitHistory") -> "SplitHistory":
         """Returns the history of a version that knows all that the version `before` knew."""
         own = {document.key for document in self.known}
         known = [document for document in before.known if document.key not in own]
-        keys = {document.key for document in known}
-        others = [document for document in self.documents if document.role is not None or document.key not in keys]
+        others = self.without_earlier({document.key for document in known}).documents
         return SplitHistory((*others, *(replace(document, absent=True) for document in known)), self.salt)
 
 

@@ -4,6 +4,12 @@ import random
 
 WORDS = ["".join(random.Random(number).choices("abcdefghijklmnopqrstuvwxyz", k=6)) for number in range(3000)]
 
+# Characters of one to four bytes, scripts of both directions, joined emoji, blanks of many kinds, a control token.
+ALPHABET = [
+    *(*"abcdefghij the and. , !?\n\n\n\t  ", *"åéß日本語。שלוםمرحبا\u00a0\u3000\u2028🙂"),
+    *("👨‍👩‍👧", "e\u0301", "नमस्ते", "<|eos|>", "12", "\n\n"),
+]
+
 
 def words(count: int, seed) -> str:
     """Returns random words, the same for the same seed."""
@@ -17,3 +23,8 @@ def edit(text: str, share: float, seed=0) -> str:
     for place in draw.sample(range(len(edited)), int(share * len(edited))):
         edited[place] = draw.choice(["", draw.choice(WORDS), f"{edited[place]} {draw.choice(WORDS)}"])
     return " ".join(edited)
+
+
+def of_split(drawn, name: str) -> list[int]:
+    """Returns the documents that a draw has put into a split."""
+    return [document for document, split in drawn.split_of.items() if split == name]

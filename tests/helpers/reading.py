@@ -1,9 +1,11 @@
 """The one door to the readers for tests, which compare contents, left-out items and error messages."""
 
+import random
 from pathlib import Path
 
 import pytest
 
+from formats.damage import damage
 from sebp_edge.errors import TextsError
 from sebp_edge.reading.readers import MEMORY_PER_BYTE, MIN_SIZE, read_all, read_texts
 from sebp_edge.values.documents import Conversation, LeftOut, NotRead, PromptCompletion
@@ -14,6 +16,7 @@ __all__ = [
     "Conversation",
     "NotRead",
     "PromptCompletion",
+    "assert_survives",
     "contents",
     "is_count_of_words",
     "left_out",
@@ -43,6 +46,15 @@ def write_file(folder: Path, name: str, data: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return path
+
+
+def assert_survives(folder: Path, name: str, whole: bytes, times: int = 150) -> None:
+    """Damages a file in many ways: it is read in part, or left out for a short reason."""
+    for seed in range(times):
+        path = write_file(folder, name, whole)
+        damage(path, random.Random(seed))
+        assert all("\n" not in item.reason and len(item.reason) < 200 for item in read_all(folder).left_out)
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 def refusal(texts) -> str:

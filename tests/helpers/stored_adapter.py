@@ -5,7 +5,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from sebp_edge import Folder
+from sebp_edge import AdapterRecord, Folder
 from sebp_edge.store.where import Where
 
 NOWHERE = Where()
@@ -39,6 +39,12 @@ class FakeAdaptation:
         (folder / "templates" / "chat.jinja").write_bytes(self.content)
 
     def detach(self) -> None: ...
+
+
+def save(store, name="mine", *, content=b"weights", activate=True, where=None, **values):
+    """Saves a version, whose record has these values; returns it."""
+    record = AdapterRecord(**RECORD | values)
+    return store.adapter(name).save(FakeAdaptation(content), record, activate=activate, where=where)
 
 
 # The beginning of a script that saves into the folder argv[1].

@@ -8,6 +8,7 @@ NAMES = (
     'xmlns:v="urn:schemas-microsoft-com:vml" xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
 )
 STRICT = 'xmlns:w="http://purl.oclc.org/ooxml/wordprocessingml/main"'
+BEGIN, SEPARATE, END = (f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end"))
 PARTS = ("styles", "numbering", "footnotes", "endnotes")
 
 
@@ -31,8 +32,15 @@ def paragraph(content: str, properties: str = "") -> str:
     return f"<w:p><w:pPr>{properties}</w:pPr>{content if content.startswith('<') else run(content)}</w:p>"
 
 
+def cell(content: str, properties: str = "") -> str:
+    if content.startswith("<w:tc>"):
+        return content
+    properties = f"<w:tcPr>{properties}</w:tcPr>" if properties else ""
+    return f"<w:tc>{properties}{content if content.startswith('<') else paragraph(content)}</w:tc>"
+
+
 def row(*cells: str) -> str:
-    return "<w:tr>" + "".join(f"<w:tc>{c if c.startswith('<') else paragraph(c)}</w:tc>" for c in cells) + "</w:tr>"
+    return f"<w:tr>{''.join(map(cell, cells))}</w:tr>"
 
 
 def table(*rows: str) -> str:
@@ -40,5 +48,4 @@ def table(*rows: str) -> str:
 
 
 def field(code: str, result: str) -> str:
-    begin, separate, end = (f'<w:r><w:fldChar w:fldCharType="{t}"/></w:r>' for t in ("begin", "separate", "end"))
-    return f"{begin}<w:r><w:instrText>{code}</w:instrText></w:r>{separate}{result}{end}"
+    return f"{BEGIN}<w:r><w:instrText>{code}</w:instrText></w:r>{SEPARATE}{result}{END}"

@@ -60,6 +60,11 @@ def encode_one(messages, tokenizer, context_length: int = 512):
     return encode([Document("chat", Conversation(messages))], tokenizer, context_length)
 
 
+def encode_each(conversations, tokenizer):
+    documents = [Document(str(number), Conversation(messages)) for number, messages in enumerate(conversations)]
+    return encode(documents, tokenizer, 64)
+
+
 def loss_tokens(example) -> list[int]:
     return [label for label in example.labels[1:] if label != IGNORE]
 
@@ -139,9 +144,8 @@ def test_a_template_that_does_not_show_the_assistants_part_is_refused(template):
 
 def test_only_a_conversation_whose_assistant_is_not_shown_is_left_out():
     shown = "{% if messages[0].role == 'system' %}{{ messages | length }}{% else %}" + SMOLLM_2 + "{% endif %}"
-    contents = [messages_of("a", "b", system="s"), messages_of("a", "b")]
-    documents = [Document(str(number), Conversation(messages)) for number, messages in enumerate(contents)]
-    examples, [item] = encode(documents, tokenizer_with(shown), 64)
+    conversations = [messages_of("a", "b", system="s"), messages_of("a", "b")]
+    examples, [item] = encode_each(conversations, tokenizer_with(shown))
     assert {example.document for example in examples} == {1}
     assert item.reason == "the model's chat template does not show which part of it is the assistant's"
 
@@ -159,13 +163,13 @@ def test_the_default_of_several_templates_is_used():
 
 
 def test_only_the_conversation_that_the_template_refuses_is_left_out():
-    tokenizer = tokenizer_with(GEMMA)
-    contents = [messages_of("a", "b", system="s"), messages_of("a", "b")]
-    documents = [Document(str(number), Conversation(messages)) for number, messages in enumerate(contents)]
-    examples, left_out = encode(documents, tokenizer, 64)
+    conversations = [messages_of("a", "b", system="s"), messages_of("a", "b")]
+    examples, [item] = encode_each(conversations, tokenizer_with(GEMMA))
     assert {example.document for example in examples} == {1}
-    assert [item.source for item in left_out] == ["0"]
-    assert left_out[0].reason == "the model's chat template refuses a conversation of system, user, assistant"
+    assert (item.source, item.reason) == (
+        "0",
+        "the model's chat template refuses a conversation of system, user, assistant",
+    )
 
 
 def test_errors_do_not_quote_unknown_roles():

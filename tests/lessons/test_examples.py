@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from builders import make_sentences, make_tokenizer
 from pace import at_most
+from random_texts import ALPHABET
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -21,19 +22,6 @@ from sebp_edge.values.remembered import SplitHistory
 BOS, EOS = 0, 1
 IGNORE = -100
 KINDS = ["bos and eos", "no bos", "no eos", "neither", "offsets without blanks"]
-# Letters of one to four bytes, right-to-left scripts, joined emoji, blanks of several kinds, a control token's text.
-ALPHABET = [
-    *"abcdefghij the and. , !?\n\n\n\t  ",
-    *"åéß",
-    *"日本語。",
-    *"שלום",
-    *"مرحبا",
-    "👨‍👩‍👧",
-    "🙂",
-    "e\u0301",
-    "\u2028",
-    "<|eos|>",
-]
 
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from builders import make_tokenizer
 from command import process, python
+from random_texts import ALPHABET
 
 from memory.large_text import make_text
 from sebp_edge import Recipe
@@ -24,10 +25,6 @@ from sebp_edge.reading.readers import read_texts
 from sebp_edge.values import preparation_progress as progress
 from sebp_edge.values.documents import Document, PromptCompletion
 from sebp_edge.values.preparation_progress import Progress
-
-# Characters of one to four bytes, scripts of both directions, joined emoji, blanks, a control token's text.
-ODD = ["👨‍👩‍👧", "e\u0301", "日本", "。", "שלום", "नमस्ते", "\u00a0", "\u3000", "<|eos|>", "12", "\n", "\n\n", "🙂"]
-ALPHABET = [*"abcdefghij the and. , !?\n\t  ", *"åéß", *ODD]
 
 PREPARE = """
 import sys, warnings

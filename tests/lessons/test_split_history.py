@@ -1,7 +1,7 @@
 """A version's history tells which documents its judged states have not seen, also if they were edited or removed."""
 
 import pytest
-from random_texts import edit, words
+from random_texts import edit, of_split, words
 
 from sebp_edge.lessons.split_history import Unseen, find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
@@ -21,7 +21,7 @@ def draw(texts, history=None, most_in_folds=0) -> Draw:
 
 def test_the_test_documents_of_a_split_are_unseen():
     drawn = draw(TEXTS[:60])
-    tested = {document: 0 for document, split in drawn.split_of.items() if split == "test"}
+    tested = dict.fromkeys(of_split(drawn, "test"), 0)
     assert find_unseen(drawn.history, fingerprints(TEXTS[:60])) == Unseen(tested, num_tests=9, num_found=9)
 
 
@@ -66,15 +66,13 @@ def test_parts_of_documents_that_were_trained_on_are_seen():
         {number + 60: text for number, text in first_halves.items()} | dict(enumerate(TEXTS[:60])),
     ):
         states = find_unseen(drawn.history, fingerprints(texts)).states
-        assert {document % 60 for document in states} == {
-            document for document, split in drawn.split_of.items() if split == "test"
-        }
+        assert {document % 60 for document in states} == set(of_split(drawn, "test"))
 
 
 def test_a_document_that_holds_others_is_unseen_only_if_all_are():
     drawn = draw(TEXTS[:60])
-    tested = [document for document, split in drawn.split_of.items() if split == "test"]
-    trained = [document for document, split in drawn.split_of.items() if split == "train"]
+    tested = of_split(drawn, "test")
+    trained = of_split(drawn, "train")
     texts = {
         100: " ".join(TEXTS[document] for document in tested[:4]),
         101: " ".join(TEXTS[document] for document in (*tested[:3], trained[0])),
@@ -92,7 +90,7 @@ def test_a_document_that_holds_others_is_unseen_only_if_all_are():
 
 def test_the_test_documents_that_are_still_there_are_counted():
     drawn = draw(TEXTS[:60])
-    tested = [document for document, split in drawn.split_of.items() if split == "test"]
+    tested = of_split(drawn, "test")
     left = {document: TEXTS[document] for document in range(60) if document not in tested[:4]}
     left[tested[4]] = edit(TEXTS[tested[4]], 0.08)
     found = find_unseen(drawn.history, fingerprints(left))
@@ -125,17 +123,17 @@ def test_the_next_draw_trains_on_no_document_that_the_version_is_tested_with():
 def test_documents_that_are_no_longer_there_are_remembered_without_a_role():
     first = draw(TEXTS[:60])
     second = draw(TEXTS[:30], first.history)
-    gone = [document for document in second.history.documents if document.role is None]
+    gone = [document for document in second.history.documents if document.split is None]
     keys = {fingerprint.key for fingerprint in fingerprints(TEXTS[30:60]).values()}
     assert {document.key for document in gone} == keys
-    assert {document.split for document in gone} == {"train", "validation", "test"}
+    assert {document.drawn_split for document in gone} == {"train", "validation", "test"}
 
 
 def test_roles_name_the_fold():
     drawn = draw([*TEXTS[:15], " ".join(TEXTS[:3])])
     roles = dict(zip(fingerprints([*TEXTS[:15], " ".join(TEXTS[:3])]), drawn.history.documents, strict=True))
-    assert {number: document.role for number, document in roles.items()} == {
+    assert {number: document.split for number, document in roles.items()} == {
         **dict.fromkeys((0, 1, 2, 15), "train"),
         **{number: f"fold {fold + 1}" for number, fold in drawn.fold_of.items()},
     }
-    assert {document.role for document in draw(TEXTS[:5]).history.documents} == {"train"}
+    assert {document.split for document in draw(TEXTS[:5]).history.documents} == {"train"}

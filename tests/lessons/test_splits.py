@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pace import at_most
-from random_texts import edit, words
+from random_texts import edit, of_split, words
 
 from sebp_edge.errors import TextsError
 from sebp_edge.lessons.near_duplicates import compare
@@ -44,10 +44,6 @@ def sides_of(drawn: Draw) -> dict:
     return drawn.split_of or {document: drawn.fold_of.get(document, "train") for document in drawn.cluster_of}
 
 
-def of_split(drawn: Draw, name: str) -> list[int]:
-    return [document for document, split in drawn.split_of.items() if split == name]
-
-
 # ---------------------------------------------------------------------------------------------------------- first draw
 
 
@@ -74,19 +70,6 @@ def test_the_number_of_clusters_decides_what_is_drawn():
             assert (drawn.kind, len(splits)) == ("folds", FEW_FOLDS)
         else:
             assert (drawn.kind, len(splits)) == ("split", 1)
-
-
-def test_every_document_is_tested_validated_and_trained_in_folds():
-    for documents in range(MIN_CLUSTERS, FOLDS_BELOW):
-        drawn = draw(TEXTS[:documents], seed=1)
-        splits = drawn.splits(examples_of(range(documents)))
-        for part in range(3):
-            assert sorted(document for split in splits for document in parts_of(split)[part]) == list(range(documents))
-        assert [parts_of(split)[2] for split in splits] == [
-            {document for document, fold in drawn.fold_of.items() if fold == number} for number in range(FEW_FOLDS)
-        ]
-        sizes = Counter(drawn.fold_of.values()).values()
-        assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_cluster_with_more_than_a_tenth_of_the_documents_is_trained_on():
@@ -135,15 +118,22 @@ def test_too_little_text_is_refused_with_the_figures():
 # ------------------------------------------------------------------------------------------ folds of enough for a split
 
 
-@pytest.mark.parametrize("documents", [FOLDS_BELOW, 21, 60, MOST])
-def test_up_to_a_limit_every_document_is_tested_once_and_trained_on_in_all_folds_but_two(documents):
+@pytest.mark.parametrize(
+    ("documents", "folds"),
+    [
+        *((documents, FEW_FOLDS) for documents in range(MIN_CLUSTERS, FOLDS_BELOW)),
+        *((documents, MANY_FOLDS) for documents in (FOLDS_BELOW, 21, 60, MOST)),
+    ],
+)
+def test_in_folds_every_document_is_tested_once_and_trained_on_in_all_folds_but_two(documents, folds):
     drawn = in_folds(TEXTS[:documents], seed=1)
-    assert (drawn.kind, drawn.num_folds) == ("folds", MANY_FOLDS)
-    times = [Counter(), Counter(), Counter()]
-    for split in drawn.splits(examples_of(range(documents))):
-        for counts, part in zip(times, parts_of(split), strict=True):
-            counts.update(part)
-    assert times == [Counter(dict.fromkeys(range(documents), number)) for number in (MANY_FOLDS - 2, 1, 1)]
+    assert (drawn.kind, drawn.num_folds) == ("folds", folds)
+    parts = [parts_of(split) for split in drawn.splits(examples_of(range(documents)))]
+    times = [Counter(document for split in parts for document in split[part]) for part in range(3)]
+    assert times == [Counter(dict.fromkeys(range(documents), number)) for number in (folds - 2, 1, 1)]
+    assert [test for _, _, test in parts] == [
+        {document for document, fold in drawn.fold_of.items() if fold == number} for number in range(folds)
+    ]
     sizes = Counter(drawn.fold_of.values()).values()
     assert max(sizes) - min(sizes) <= 1
 

@@ -56,6 +56,15 @@ EVERYTHING = """{%- set ns = namespace(first=true, n=0) %}{% set extra = dict(a=
 """
 
 
+# A conversation without messages, as a child is asked to render it.
+NOTHING = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
+
+
+def sent(*requests) -> bytes:
+    """What a child reads: a template, and then conversations."""
+    return b"".join(b"%d\n%s" % (len(one), one) for one in (json.dumps(each).encode() for each in requests))
+
+
 def render(source: str, messages=CHAT, tools=(), prompt: bool = False, **variables) -> str:
     [rendering] = Renderer(source).render(messages, tools, variables, [(len(messages), prompt)])
     return rendering.text
@@ -193,10 +202,8 @@ def test_signals_of_the_terminal_do_not_reach_the_child_and_stop_a_rendering():
 def test_a_child_whose_parent_does_not_end_it_ends(is_idle):
     """A killed parent does not, and neither does one that has nothing to render for a while."""
     code = "from sebp_edge.lessons import templates; templates.IDLE_SECONDS = 0.3; templates.serve()"
-    request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
-    sent = [json.dumps(each).encode() for each in [ENDLESS, request][: 1 if is_idle else 2]]
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as child:
-        child.stdin.write(b"".join(b"%d\n%s" % (len(each), each) for each in sent))
+        child.stdin.write(sent(ENDLESS) if is_idle else sent(ENDLESS, NOTHING))
         child.stdin.flush()
         assert child.wait(SECONDS) == 1
 
@@ -220,14 +227,12 @@ def test_a_fork_renders_in_a_process_of_its_own_whatever_other_threads_do():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows gives orphans no other parent")
 def test_a_rendering_ends_soon_after_its_parent_was_killed():
-    request = {"messages": [], "tools": [], "variables": {}, "cuts": [[0, False]]}
-    sent = b"".join(b"%d\n%s" % (len(each), each) for each in (json.dumps(one).encode() for one in (ENDLESS, request)))
     code = "import subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, "
     code += "stdout=subprocess.PIPE); child.stdin.write(sys.stdin.buffer.read()); child.stdin.flush(); "
     code += "child.stdout.readline(); print(child.pid, flush=True); child.wait()"
     command = [sys.executable, "-c", code, templates.__file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        parent.stdin.write(sent)
+        parent.stdin.write(sent(ENDLESS, NOTHING))
         parent.stdin.close()
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
@@ -280,9 +285,8 @@ def test_a_frozen_app_is_the_child_before_it_is_the_app(monkeypatch):
     hook = folder / "rthooks" / "pyi_rth_sebp_edge.py"
     monkeypatch.setattr(sys, "_MEIPASS", "", raising=False)
     _, *arguments = template_child._command()
-    request = {"messages": CHAT, "tools": [], "variables": {}, "cuts": [[4, False]]}
-    sent = b"".join(b"%d\n%s" % (len(one), one) for one in (json.dumps(each).encode() for each in (SIMPLE, request)))
-    done = subprocess.run([sys.executable, hook, *arguments], input=sent, capture_output=True, check=True)
+    asked = sent(SIMPLE, NOTHING | {"messages": CHAT, "cuts": [[4, False]]})
+    done = subprocess.run([sys.executable, hook, *arguments], input=asked, capture_output=True, check=True)
     ready, answer = map(json.loads, done.stdout.splitlines())
     assert ready is True
     assert answer[0][0].startswith("<system>Be brief.<user>")

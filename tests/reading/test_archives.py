@@ -1,11 +1,11 @@
 """A .zip archive is looked into without unpacking it, and what could do harm in it is left out."""
 
-import io
 import stat
 import zipfile
 
 import pytest
 from reading import contents, read_all, read_texts, refusal, write_file
+from word_files import paragraph, write_word
 
 CHAT = "13/03/2024, 22:01 - Bob: Bread?\n13/03/2024, 22:02 - Anna: Yes.\n"
 
@@ -22,11 +22,8 @@ def unread(path) -> dict[str, str]:
 
 
 def test_an_archive_is_read_and_says_what_it_is(tmp_path):
-    word = io.BytesIO()
-    document = '<w:document xmlns:w="a"><w:body><w:p><w:r><w:t>Word.</w:t></w:r></w:p></w:body></w:document>'
-    with zipfile.ZipFile(word, "w") as made:
-        made.writestr("word/document.xml", document)
-    files = {"_chat.txt": CHAT, "b/note.md": "A note.", "letter.docx": word.getvalue(), "a.jpg": b"\xff\xd8"}
+    word = write_word(tmp_path, paragraph("Word.")).read_bytes()
+    files = {"_chat.txt": CHAT, "b/note.md": "A note.", "letter.docx": word, "a.jpg": b"\xff\xd8"}
     path = archive(tmp_path / "export.zip", files)
     reading = read_all(path)
     assert reading.exports == ("a WhatsApp chat with 2 people, 2 messages",)
@@ -118,9 +115,3 @@ def test_a_small_archive_of_a_huge_file_takes_no_memory(tmp_path, size):
     path = archive(tmp_path / "a.zip", {"a.txt": b"a" * size, "b.md": "A note."})
     assert contents(path) == ["A note."]
     assert unread(path) == {"a.txt": "larger than 64 MB; split it to use it"}
-
-
-def test_an_archive_within_a_folder_is_left_out(tmp_path):
-    archive(tmp_path / "a.zip", {"a.md": "In it."})
-    write_file(tmp_path, "b.md", "Beside it.")
-    assert contents(tmp_path) == ["Beside it."]

@@ -4,8 +4,7 @@ import json
 import random
 
 import pytest
-from pace import at_most
-from reading import contents, is_count_of_words, left_out, read_all, read_texts, write_file
+from reading import contents, is_count_of_words, left_out, read_texts, write_file
 
 
 @pytest.mark.parametrize(
@@ -139,32 +138,3 @@ def _note(draw: random.Random, *, is_of_obsidian: bool) -> tuple[str, list[str]]
         lambda: f"| {line()} | {line()} |\n|---|---|\n| {word()} | `{word()}` |",
     ]
     return "\n\n".join(draw.choice(kinds)() for _ in range(draw.randint(1, 7))), words
-
-
-PIECES = [
-    "<!--",
-    "<!-- x -->\n",
-    "[",
-    "[a\n",
-    "- ",
-    "> ",
-    "```a\n",
-    "` ",
-    "[//]: # (\n",
-    "<div>\n",
-    "\t- a\n",
-    "|",
-    "$",
-    "%%",
-]
-PIECES += ["`" * 70, "- a\n\n    b\n", "\n    &amp;", "1. `a\n", "~~~\n````\n", "5 %% ", "\\", "$$\n", "a\n", " "]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("piece", PIECES)
-def test_markdown_takes_linear_time(tmp_path, piece):
-    """In a vault, whose marks are read besides."""
-    write_file(tmp_path, ".obsidian/app.json", "{}")
-    path = write_file(tmp_path, "a.md", "<!-- x -->" + piece * (300_000 // len(piece)))
-    with at_most(4):
-        read_all(path)

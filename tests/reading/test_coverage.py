@@ -6,6 +6,7 @@ import zipfile
 import pytest
 from pace import at_most
 from reading import NotRead, contents, is_count_of_words, left_out, read_texts, write_file
+from word_files import paragraph, run, write_word
 
 from sebp_edge.reading.formats import PACKED
 from sebp_edge.reading.formats.coverage import COUNTED, with_coverage
@@ -83,11 +84,7 @@ def test_what_may_be_lost_by_mistake_is_counted(tmp_path, name, text):
 
 
 def test_a_file_that_hides_most_of_its_text_is_used_and_named(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
-        runs = "<w:r><w:t>Seen text. </w:t></w:r><w:r><w:rPr><w:vanish/></w:rPr><w:t>not seen</w:t></w:r>"
-        archive.writestr(
-            "word/document.xml", f"<w:document xmlns:w='w'><w:body><w:p>{runs}</w:p></w:body></w:document>"
-        )
+    write_word(tmp_path, paragraph(run("Seen text. ") + run("not seen", "<w:vanish/>")))
     assert contents(tmp_path) == ["Seen text."]
     assert left_out(tmp_path) == {"a.docx": "words that were not read: 2 of 4"}
 
@@ -129,12 +126,11 @@ def test_counting_takes_linear_time(tmp_path, ending):
 def test_what_a_word_file_shows_and_no_run_holds_is_counted(tmp_path):
     field = "<w:r><w:fldChar w:fldCharType='{}'>{}</w:fldChar></w:r>"
     entries = "<w:listEntry w:val='one two'/><w:listEntry w:val='three'/>"
-    with zipfile.ZipFile(tmp_path / "a.docx", "w") as archive:
-        archive.writestr(
-            "word/document.xml",
-            "<w:document xmlns:w='w'><w:body><w:p><w:instrText>MACROBUTTON a one two</w:instrText></w:p><w:p>"
-            + field.format("begin", f"<w:ffData><w:ddList><w:result w:val='1'/>{entries}</w:ddList></w:ffData>")
-            + "<w:r><w:instrText>FORMDROPDOWN</w:instrText></w:r></w:p><w:p><w:r><w:sym w:font='Symbol' w:char='F061'/>"
-            "<w:sym w:font='Symbol' w:char='F0DE'/></w:r></w:p></w:body></w:document>",
-        )
-    assert with_coverage(tmp_path / "a.docx", []) == [NotRead("words that were not read: 5 of 5")]
+    path = write_word(
+        tmp_path,
+        "<w:p><w:instrText>MACROBUTTON a one two</w:instrText></w:p><w:p>"
+        + field.format("begin", f"<w:ffData><w:ddList><w:result w:val='1'/>{entries}</w:ddList></w:ffData>")
+        + "<w:r><w:instrText>FORMDROPDOWN</w:instrText></w:r></w:p><w:p><w:r><w:sym w:font='Symbol' w:char='F061'/>"
+        "<w:sym w:font='Symbol' w:char='F0DE'/></w:r></w:p>",
+    )
+    assert with_coverage(path, []) == [NotRead("words that were not read: 5 of 5")]

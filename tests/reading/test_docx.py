@@ -5,16 +5,16 @@ import zipfile
 import docx
 import pytest
 from reading import contents, left_out
-from word_files import NAMES, STRICT, field, paragraph, row, run, table, write_word
+from word_files import NAMES, STRICT, cell, field, paragraph, row, run, table, write_word
 
 
 def test_paragraphs_headings_and_tables_are_read_in_order(tmp_path):
     document = docx.Document()
     document.add_heading("Soup", level=2)
     document.add_paragraph("Cook the ").add_run("lentils").bold = True
-    cells = [cell for row in document.add_table(2, 2).rows for cell in row.cells]
-    for cell, text in zip(cells, ["What", "How\nmuch", "Salt", "5 g"], strict=True):
-        cell.text = text
+    cells = [each for row in document.add_table(2, 2).rows for each in row.cells]
+    for each, text in zip(cells, ["What", "How\nmuch", "Salt", "5 g"], strict=True):
+        each.text = text
     document.add_paragraph("   ")
     document.add_paragraph("Serve.")
     document.save(str(tmp_path / "a.docx"))
@@ -35,8 +35,7 @@ SEEN = {
     "one in a paragraph": (paragraph(f"{run('a ')}<w:sdt><w:sdtContent>{run('b')}</w:sdtContent></w:sdt>"), "a b"),
     "one around rows": (f"<w:tbl><w:sdt><w:sdtContent>{row('a', 'b')}</w:sdtContent></w:sdt></w:tbl>", "a | b"),
     "one around a cell": (
-        f"<w:tbl><w:tr><w:tc>{paragraph('a')}</w:tc><w:sdt><w:sdtContent><w:tc>{paragraph('b')}</w:tc></w:sdtContent>"
-        "</w:sdt></w:tr></w:tbl>",
+        f"<w:tbl><w:tr>{cell('a')}<w:sdt><w:sdtContent>{cell('b')}</w:sdtContent></w:sdt></w:tr></w:tbl>",
         "a | b",
     ),
     "an insertion": (
@@ -88,17 +87,10 @@ SEEN = {
     "a table in a table": (table(row("a", table(row("b", "c")) + paragraph("d"))), "a | b | c d"),
     "a table as a frame": (table(row(paragraph("a") + paragraph("b") + table(row("c", "d")))), "a\n\nb\n\nc | d"),
     "a merged cell, once": (
-        "<w:tbl><w:tr><w:tc><w:tcPr><w:gridSpan w:val='2'/></w:tcPr>" + paragraph("a") + "</w:tc><w:tc><w:tcPr>"
-        "<w:vMerge w:val='restart'/></w:tcPr>"
-        + paragraph("b")
-        + "</w:tc></w:tr><w:tr><w:tc>"
-        + paragraph("c")
-        + "</w:tc>"
-        "<w:tc>"
-        + paragraph("d")
-        + "</w:tc><w:tc><w:tcPr><w:vMerge/></w:tcPr>"
-        + paragraph("")
-        + "</w:tc></w:tr></w:tbl>",
+        table(
+            row(cell("a", "<w:gridSpan w:val='2'/>"), cell("b", "<w:vMerge w:val='restart'/>")),
+            row("c", "d", cell("", "<w:vMerge/>")),
+        ),
         "a | b\nc | d | ",
     ),
     "merged cells without a first one": (
@@ -183,15 +175,7 @@ def test_items_of_lists_have_their_numbers(tmp_path):
     )
     body = "".join(
         paragraph(text, f"<w:numPr><w:ilvl w:val='{level}'/><w:numId w:val='{number}'/></w:numPr>")
-        for text, level, number in [
-            ("a", 0, 1),
-            ("b", 1, 1),
-            ("c", 1, 1),
-            ("d", 2, 1),
-            ("e", 0, 1),
-            ("f", 0, 2),
-            ("g", 0, 0),
-        ]
+        for text, level, number in zip("abcdefg", (0, 1, 1, 2, 0, 0, 0), (1, 1, 1, 1, 1, 2, 0), strict=True)
     )
     assert contents(write_word(tmp_path, body, numbering=lists)) == [
         "1. a\n  1.a) b\n  1.b) c\n    - d\n2. e\n7. f\n\ng"

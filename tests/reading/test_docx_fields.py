@@ -2,9 +2,7 @@
 
 import pytest
 from reading import contents, left_out
-from word_files import field, paragraph, run, write_word
-
-BEGIN, SEPARATE, END = (f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>' for kind in ("begin", "separate", "end"))
+from word_files import BEGIN, END, SEPARATE, field, paragraph, run, write_word
 
 
 def code(text: str) -> str:

@@ -13,14 +13,6 @@ def test_plain_formats_are_one_document_each(tmp_path, name):
     assert contents(write_file(tmp_path, name, "# Heading\n\nText.\n")) == ["# Heading\n\nText."]
 
 
-@pytest.mark.parametrize("mark", ["---", "+++"])
-def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
-    path = write_file(
-        tmp_path, "a.md", f"{mark}\ntitle: Soup\ntags: [a]\n{mark}\n\n# Soup\n\nLentils.\n\n{mark}\n\nEnd."
-    )
-    assert contents(path) == [f"# Soup\n\nLentils.\n\n{mark}\n\nEnd."]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -50,6 +42,7 @@ def test_front_matter_is_dropped_and_headings_are_kept(tmp_path, mark):
         '{"a": 1} and text\nText.',
         "---\n" + "[" * 10_000 + "\n---\nText.",
         "---\n" + "? " * 10_000 + "\n---\nText.",
+        "Text.\n\nid: 7\ntype_: 1",  # nor what Joplin adds to the end
     ],
 )
 def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
@@ -60,6 +53,8 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
     "front",
     [
         "---\ntitle: x\nid: 42\n...",
+        "---\n---",
+        "+++\ntitle: Soup\ntags: [a]\n+++",
         "---\ndate created: 2024-01-01\ntags: [a,\n  b]\n---",
         "---\ntitle: Soup: the second pot\ndate: 2024-01-01\n---",  # not valid YAML, as with many blogs
         "---\nup: [[Soups]]\nrelated: [[Stew]], [[Broth]]\n---",
@@ -81,27 +76,8 @@ def test_text_that_only_resembles_front_matter_is_kept(tmp_path, text):
     ],
 )
 def test_a_mapping_at_the_top_is_front_matter(tmp_path, front):
-    assert contents(write_file(tmp_path, "a.md", f"{front}\n\nText.\n---\nEnd.")) == ["Text.\n---\nEnd."]
-
-
-JOPLIN = "id: 0123456789abcdef0123456789abcdef\nparent_id: \nlatitude: 52.37403\nlongitude: 4.88969\n{}type_: {}"
-
-
-def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
-    write_file(tmp_path, "a.md", "Soup\n\nLentils.\n\nid: of the pot\n\n" + JOPLIN.format("is_todo: 0\n", 1))
-    write_file(tmp_path, "b.md", "Notebook\n\n" + JOPLIN.format("", 2))
-    write_file(tmp_path, "c.md", JOPLIN.format("encryption_cipher_text: 4f\nencryption_applied: 1\n", 1))
-    write_file(tmp_path, "d.md", "Text.\n\nid: 7\ntype_: 1")
-    reading = read_texts(tmp_path)
-    assert [document.content for document in reading.documents] == [
-        "Soup\n\nLentils.\n\nid: of the pot",
-        "Text.\n\nid: 7\ntype_: 1",
-    ]
-    assert [(item.source, item.reason) for item in reading.left_out] == [
-        ("a.md", "Joplin's metadata"),
-        ("b.md", "what Joplin keeps beside its notes, such as a notebook or a tag"),
-        ("c.md", "encrypted by Joplin; export it again with encryption off"),
-    ]
+    text = "# Soup\n\nText.\n---\n+++\nEnd."
+    assert contents(write_file(tmp_path, "a.md", f"{front}\n\n{text}")) == [text]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +85,6 @@ def test_what_joplin_adds_to_a_note_is_left_out(tmp_path):
 )
 def test_a_first_line_keeps_its_indent_if_others_follow(tmp_path, written, read):
     assert contents(write_file(tmp_path, "a.txt", written)) == [read]
-
-
-def test_front_matter_is_dropped_after_a_byte_order_mark_with_windows_newlines_and_at_the_end_of_the_file(tmp_path):
-    assert contents(write_file(tmp_path, "a.md", "\ufeff---\r\ntitle: x\r\n---\r\nText.\r\n")) == ["Text."]
-    assert contents(write_file(tmp_path, "b.md", "---\n---\nText.")) == ["Text."]
-    write_file(tmp_path, "c.md", "---\ntitle: nothing else\n---")
-    assert left_out(tmp_path)["c.md"] == "only properties"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Markdown with components keeps its Markdown."""
 
 import pytest
-from pace import at_most
 from reading import contents, left_out, read_all, write_file
 
 
@@ -40,14 +39,3 @@ def test_what_is_left_out_is_counted(tmp_path):
         "comments: 2",
     ]
     assert left_out(write_file(tmp_path, "b.mdx", "# Soup")) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "piece",
-    ["{", "}", "<a ", "<a {", '<a b="', "<a b='>", "import ", "\nimport {a", "\nexport {", "<", "\n\nexport a", "`<"],
-)
-def test_reading_takes_linear_time(tmp_path, piece):
-    path = write_file(tmp_path, "a.mdx", piece * (200_000 // len(piece)))
-    with at_most(6):
-        read_all(path)

@@ -1,7 +1,6 @@
 """Org files are read as text: links as their text, no settings, drawers, comments or planning."""
 
 import pytest
-from pace import at_most
 from reading import contents, is_count_of_words, left_out, read_texts, write_file
 
 
@@ -39,11 +38,3 @@ def test_comments_and_drawers_of_an_org_file_are_counted(folder):
 def test_an_org_file_without_text_is_left_out(folder):
     write_file(folder, "a.org", "#+TITLE: Soup\n")
     assert left_out(folder) == {"a.org": "empty"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("piece", ["[[", "[[a][", ":a:\n", "#+a[", "#+BEGIN_SRC\n"])
-def test_no_org_file_takes_long(folder, piece):
-    write_file(folder, "a.org", piece * (500_000 // len(piece)))
-    with at_most(2.5):
-        left_out(folder)

@@ -18,7 +18,7 @@ from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.reading.readers import read_texts
 from sebp_edge.run.forgetting import begin_forgetting, end_forgetting
-from sebp_edge.store.history import Entry, read_history, write_history
+from sebp_edge.store.version_documents import Entry, read_history, write_history
 from sebp_edge.store.where import Where
 from sebp_edge.values.reading import Reading
 from sebp_edge.values.remembered import SplitHistory

@@ -3,13 +3,13 @@
 import dataclasses
 
 import pytest
-from stored_adapter import FakeAdaptation, visible
+from stored_adapter import save, visible
 
 from sebp_edge.errors import AdapterError
 
 
-def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, record):
-    saved = [store.adapter("mine").save(FakeAdaptation(), record, activate=number != 2) for number in range(3)]
+def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store):
+    saved = [save(store, activate=number != 2) for number in range(3)]
     assert [each.version for each in saved] == store.adapter("mine").versions() == [1, 2, 3]
     assert store.adapter("mine").active() == 2
     assert store.adapter("mine").open() == dataclasses.replace(saved[1], active=True)
@@ -19,23 +19,23 @@ def test_each_save_is_a_new_version_and_the_activated_one_is_opened(store, recor
     assert saved[0].path == store.folder / "mine" / "1"
 
 
-def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store, record):
+def test_removing_a_version_leaves_the_others_and_removing_all_leaves_nothing(store):
     for _ in range(3):
-        store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+        save(store)
     store.adapter("mine").remove(1)
     assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([2, 3], 3)
     assert store.adapter("mine").remove(3) == 2
     assert (store.adapter("mine").versions(), store.adapter("mine").active()) == ([2], 2)
     assert store.adapter("mine").remove(2) is None
     assert store.names() == visible(store) == []
-    store.adapter("other").save(FakeAdaptation(), record, activate=True)
-    store.adapter("other").save(FakeAdaptation(), record, activate=True)
+    save(store, "other")
+    save(store, "other")
     store.adapter("other").remove()
     assert visible(store) == []
 
 
-def test_a_version_is_activated_only_after_the_one_that_it_was_compared_with(store, record):
-    first, second, third = (store.adapter("mine").save(FakeAdaptation(), record, activate=False) for _ in range(3))
+def test_a_version_is_activated_only_after_the_one_that_it_was_compared_with(store):
+    first, second, third = (save(store, activate=False) for _ in range(3))
     assert store.adapter(first.name).activate_after(first.version, None) == (dataclasses.replace(first, active=True), 1)
     # Nothing was active when these were made; the second one saw the first one become active.
     assert store.adapter(third.name).activate_after(third.version, None) == (third, 1)
@@ -48,9 +48,9 @@ def test_a_version_is_activated_only_after_the_one_that_it_was_compared_with(sto
     assert store.adapter(third.name).activate_after(third.version, 1)[0].active
 
 
-def test_the_two_newest_versions_are_compared_by_default(store, record):
+def test_the_two_newest_versions_are_compared_by_default(store):
     for number in range(1, 4):
-        saved = store.adapter("mine").save(FakeAdaptation(), record, activate=number == 1)
+        saved = save(store, activate=number == 1)
         (saved.path / "documents.json").write_text('{"format": 3, "salt": "00", "documents": []}')
     store.adapter("mine").remove(2)
     for found in (store.adapter("mine").diff(), store.adapter("mine").diff(new=3), store.adapter("mine").diff(1)):
@@ -61,9 +61,9 @@ def test_the_two_newest_versions_are_compared_by_default(store, record):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"text"'])
-def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content):
-    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
-    damaged = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+def test_a_damaged_version_is_refused_and_can_be_removed(store, content):
+    save(store)
+    damaged = save(store)
     (damaged.path / "sebp_edge.json").write_text(content)
     with pytest.raises(AdapterError, match="cannot be read"):
         store.adapter("mine").open()
@@ -72,24 +72,21 @@ def test_a_damaged_version_is_refused_and_can_be_removed(store, record, content)
     assert store.adapter("mine").versions() == [1]
 
 
-def test_unknown_keys_of_a_record_are_ignored(store, record):
-    saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+def test_unknown_keys_of_a_record_are_ignored(store):
+    saved = save(store)
     text = (saved.path / "sebp_edge.json").read_text()
     (saved.path / "sebp_edge.json").write_text(text.replace("{", '{"what_is_this": 1,', 1))
-    assert store.adapter("mine").open().record == record
+    assert store.adapter("mine").open().record == saved.record
 
 
-def test_a_record_can_name_a_model_folder_that_is_not_utf8(store, record):
-    odd = dataclasses.replace(record, base_model="caf\udce9")
-    assert (
-        store.adapter("mine").save(FakeAdaptation(), odd, activate=True).record
-        == store.adapter("mine").open().record
-        == odd
-    )
+def test_a_record_can_name_a_model_folder_that_is_not_utf8(store):
+    saved = save(store, base_model="caf\udce9")
+    assert saved.record == store.adapter("mine").open().record
+    assert saved.record.base_model == "caf\udce9"
 
 
-def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store, record):
-    saved = store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store):
+    saved = save(store)
     assert saved.judged_states() == [saved.path]
     folder = saved.path / "judged"
     for number in range(1, 4):
@@ -101,8 +98,8 @@ def test_the_judged_states_of_a_version_are_its_own_or_those_beside_it(store, re
         saved.judged_states()
 
 
-def test_a_number_that_is_taken_by_a_file_is_skipped(store, record):
-    taken = store.adapter("mine").save(FakeAdaptation(b"theirs"), record, activate=True)
+def test_a_number_that_is_taken_by_a_file_is_skipped(store):
+    taken = save(store, content=b"theirs")
     (store.folder / "mine" / "2").write_text("a file of another program")
-    assert store.adapter("mine").save(FakeAdaptation(b"ours"), record, activate=True).version == 3
+    assert save(store, content=b"ours").version == 3
     assert (taken.path / "adapter_model.safetensors").read_bytes() == b"theirs"

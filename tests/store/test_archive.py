@@ -13,7 +13,7 @@ import tarfile
 import pytest
 import torch
 from safetensors.torch import save_file
-from stored_adapter import RECORD, FakeAdaptation, listing
+from stored_adapter import RECORD, listing, save
 
 from sebp_edge import AdapterRecord, AdapterStore, SebpEdgeError
 from sebp_edge.errors import AdapterError, OptionError, StorageError
@@ -22,7 +22,7 @@ from sebp_edge.errors import AdapterError, OptionError, StorageError
 @pytest.fixture
 def store(tmp_path):
     store = AdapterStore(tmp_path / "data")
-    store.adapter("日記 2").save(FakeAdaptation(os.urandom(5000)), AdapterRecord(**RECORD), activate=True)
+    save(store, "日記 2", content=os.urandom(5000))
     return store
 
 
@@ -250,12 +250,7 @@ except SebpEdgeError as error:
     print(error)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(other.folder.parent), str(archive)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = subprocess.run([sys.executable, "-c", code, other.folder.parent, archive], capture_output=True, text=True)
     message, peak = done.stdout.splitlines()
     assert "has changed" in message
     assert int(peak) * 1024 < 200_000_000

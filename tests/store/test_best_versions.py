@@ -1,34 +1,29 @@
 """The best version so far, and how many were refused, are read from the records of the versions that are there."""
 
-import dataclasses
 import random
+from functools import partial
 
 import pytest
-from stored_adapter import FakeAdaptation
+import stored_adapter
 
 from sebp_edge.store.best_versions import read_best_versions
 from sebp_edge.store.record import RECORD
 
 
 @pytest.fixture
-def save(store, record):
-    """A function that saves a version, and activates it unless told otherwise; returns its number."""
-
-    def version(*, activate=True, **values):
-        saved = store.adapter("a").save(FakeAdaptation(), dataclasses.replace(record, **values), activate=activate)
-        return saved.version
-
-    return version
+def save(store):
+    """A function that saves a version."""
+    return partial(stored_adapter.save, store)
 
 
 def best(store):
-    return read_best_versions(store.adapter("a")).best
+    return read_best_versions(store.adapter("mine")).best
 
 
 def test_an_adapter_without_versions_has_none(store, save):
-    assert read_best_versions(store.adapter("a")) == ((), 0)
+    assert read_best_versions(store.adapter("mine")) == ((), 0)
     save(verdict="no gain", is_best=False, activate=False)
-    assert read_best_versions(store.adapter("a")) == ((), 0)
+    assert read_best_versions(store.adapter("mine")) == ((), 0)
 
 
 def test_the_best_is_what_the_newest_record_says_then_what_was_it_before(store, save):
@@ -39,7 +34,7 @@ def test_the_best_is_what_the_newest_record_says_then_what_was_it_before(store, 
     save(verdict="worse than best", is_best=False, best_before=3, activate=False)
     assert best(store) == (3, 1)
     # What the user activates is compared as the active version.
-    store.adapter("a").activate(4)
+    store.adapter("mine").activate(4)
     assert best(store) == (3, 1)
 
 
@@ -47,9 +42,9 @@ def test_a_removed_version_is_named_and_the_one_before_it_follows(store, save):
     save(verdict="better", is_best=True)
     save(verdict="better", is_best=True, best_before=1)
     save(verdict="better", is_best=False, best_before=2)
-    store.adapter("a").remove(2)
+    store.adapter("mine").remove(2)
     assert best(store) == (2, 1)
-    store.adapter("a").remove(3)
+    store.adapter("mine").remove(3)
     assert best(store) == (1,)
 
 
@@ -68,7 +63,7 @@ def test_of_earlier_records_each_better_version_may_be_the_best(store, save):
 def test_a_record_that_cannot_be_read_is_left_out_unless_another_one_names_it(store, save):
     save(verdict="better", is_best=True)
     save(verdict="better", is_best=True, best_before=1)
-    (store.adapter("a").version_folder(2) / RECORD).write_text("{")
+    (store.adapter("mine").version_folder(2) / RECORD).write_text("{")
     assert best(store) == (1,)
     save(verdict="better", is_best=False, best_before=2)
     assert best(store) == (2, 1)
@@ -79,7 +74,7 @@ def test_gc_keeps_the_best_version(store, save):
     for number in range(2, 8):
         save(verdict="better", is_best=False, best_before=1, refused=number)
     store.gc(store.garbage(keep=1))
-    assert store.adapter("a").versions() == [1, 6, 7]
+    assert store.adapter("mine").versions() == [1, 6, 7]
     assert best(store) == (1,)
 
 
@@ -87,6 +82,6 @@ def test_refusals_are_counted_over_the_versions_that_are_left(store, save):
     counts = random.choices(range(1, 100), k=4)
     for count in (None, *counts):
         save(refused=count, activate=False)
-    assert read_best_versions(store.adapter("a")).refused == max(counts)
-    store.adapter("a").remove(2 + counts.index(max(counts)))
-    assert read_best_versions(store.adapter("a")).refused == sorted(counts)[-2]
+    assert read_best_versions(store.adapter("mine")).refused == max(counts)
+    store.adapter("mine").remove(2 + counts.index(max(counts)))
+    assert read_best_versions(store.adapter("mine")).refused == sorted(counts)[-2]

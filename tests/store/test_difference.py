@@ -4,14 +4,14 @@ import json
 
 import pytest
 from random_texts import words
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import save
 
-from sebp_edge import AdapterRecord, AdapterStore
+from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.lessons.split_history import take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.store.history import Entry, write_history
+from sebp_edge.store.version_documents import Entry, write_history
 from sebp_edge.values.remembered import SplitHistory
 
 
@@ -23,7 +23,7 @@ def save_texts(store):
         nonlocal history
         fingerprints = take_fingerprints(dict(enumerate(texts)), history.salt)
         history = draw_splits(fingerprints, 0, history).history
-        saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+        saved = save(store)
         entries = {
             fingerprint.key: Entry(number + 1, 10 * number, f"{number}.md")
             for number, fingerprint in fingerprints.items()
@@ -77,7 +77,7 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
 
     def save_in_other(history):
         drawn = draw_splits(take_fingerprints(texts, history.salt), 0, history)
-        saved = other.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+        saved = save(other)
         write_history(saved.path, drawn.history)
         return drawn.split_of or drawn.fold_of
 
@@ -94,7 +94,7 @@ def test_versions_of_two_stores_are_not_compared_but_those_made_after_an_import_
     drawn = save_in_other(history)
     found = other.adapter("mine").diff(2, 3)
     assert (len(found.came), len(found.went), found.unchanged) == (1, 0, 8)
-    kept = {document.key: document.fold for document in history.documents}
+    kept = {document.key: document.drawn_fold for document in history.documents}
     keys = {number: each.key for number, each in take_fingerprints(texts, b"salt").items()}
     assert all(drawn[number] == kept[keys[number]] for number in range(8))
     assert own.keys() == drawn.keys()
@@ -117,7 +117,7 @@ def test_an_archive_has_names_of_documents_only_if_asked(store, save_texts, tmp_
 
 
 def test_versions_without_a_list_of_documents_cannot_be_compared(store, save_texts):
-    store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+    save(store)
     save_texts([words(100, number) for number in range(8)])
     with pytest.raises(AdapterError, match="Version 1 of the adapter 'mine' was saved before sebp-edge recorded its"):
         store.adapter("mine").diff(1, 2)

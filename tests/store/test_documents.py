@@ -9,46 +9,42 @@ import numpy as np
 import pytest
 from pace import at_most
 from random_texts import words
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import save
 
-from sebp_edge import AdapterRecord, AdapterStore
+from sebp_edge import AdapterStore
 from sebp_edge.errors import AdapterError
 from sebp_edge.lessons.split_history import find_unseen, take_fingerprints
 from sebp_edge.lessons.splits import draw_splits
 from sebp_edge.run.start import latest_history
-from sebp_edge.store.history import Entry, read_history, write_history
 from sebp_edge.store.saved import DOCUMENTS
-from sebp_edge.store.version_documents import DocumentList
-from sebp_edge.values.remembered import FOLD_ROLES, SPLITS, Remembered, Shingles, SplitHistory
+from sebp_edge.store.version_documents import Entry, read_history, write_history
+from sebp_edge.values.remembered import FOLD_ROLES, SPLITS, KnownDocument, SplitHistory
 
 # The roles in files before there were more than three folds.
 PACKED = (*SPLITS, *FOLD_ROLES[:3])
 
 
-def values_of(history: SplitHistory) -> list[tuple]:
-    return [
-        (each.key, each.sketch.number, each.sketch.hashes.tolist(), each.split, each.fold, each.role)
-        for each in history.documents
-    ]
-
-
 def random_history(count: int, number: int = 500) -> SplitHistory:
     draw = np.random.default_rng(0)
-
-    def sketch() -> Shingles:
-        return Shingles(np.unique(draw.integers(2**32, size=number, dtype=np.uint32))[:64], number)
 
     def one_of(values):
         return [*values, None][draw.integers(len(values) + 1)]
 
-    return SplitHistory(
-        tuple(
-            Remembered(
-                int(draw.integers(2**64, dtype=np.uint64)), sketch(), one_of(SPLITS), one_of([0, 1, 2]), one_of(PACKED)
-            )
-            for _ in range(count)
+    def document() -> KnownDocument:
+        return KnownDocument(
+            hash=f"{draw.integers(2**64, dtype=np.uint64):016x}",
+            split=one_of(PACKED),
+            drawn_split=one_of(SPLITS),
+            drawn_fold=one_of([0, 1, 2]),
+            num_shingles=number,
+            sketch=np.unique(draw.integers(2**32, size=number, dtype=np.uint32))[:64],
         )
-    )
+
+    return SplitHistory(tuple(document() for _ in range(count)), b"salt")
+
+
+def values_of(history: SplitHistory) -> list[tuple]:
+    return [(document, list(document.sketch)) for document in history.documents]
 
 
 @pytest.fixture
@@ -88,17 +84,20 @@ def pack(path, **changes):
 def test_a_packed_file_is_read_as_the_plain_one(tmp_path):
     for history in (SplitHistory(salt=b"salt"), random_history(300)):
         write_history(tmp_path, history, {document.key: Entry(1, 5, "a.md") for document in history.documents})
-        plain = DocumentList.read(tmp_path)
+        plain = read_history(tmp_path)
         pack(tmp_path / DOCUMENTS)
-        assert DocumentList.read(tmp_path) == plain
+        found = read_history(tmp_path)
+        assert (values_of(found), found.salt) == (values_of(plain), plain.salt)
 
 
 def test_a_file_of_format_1_is_read_with_the_stores_salt_and_without_names(history, tmp_path):
     write_history(tmp_path, history, {history.documents[0].key: Entry(1, 5, "a.md")})
     pack(tmp_path / DOCUMENTS, format=1)
-    assert values_of(read_history(tmp_path)) == values_of(history)
-    assert DocumentList.read(tmp_path, b"store").salt == b"store"
-    assert {document.name for document in DocumentList.read(tmp_path).own} == {None}
+    found = read_history(tmp_path, b"store")
+    assert found.salt == b"store"
+    assert {document.name for document in found.own} == {None}
+    unnumbered = SplitHistory(tuple(replace(each, number=None, tokens=None) for each in found.documents))
+    assert values_of(unnumbered) == values_of(history)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_five_thousand_documents_take_a_small_file_that_is_read_quickly(tmp_path
 @pytest.mark.slow
 def test_more_documents_than_other_files_can_hold_are_read(tmp_path):
     drawn = random_history(1000, 64).documents
-    many = (replace(document, key=number) for number, document in enumerate(drawn * 24))
+    many = (replace(document, hash=f"{number:016x}") for number, document in enumerate(drawn * 24))
     write_history(tmp_path, SplitHistory(tuple(many)))
     assert (tmp_path / DOCUMENTS).stat().st_size > 2**24
     assert len(read_history(tmp_path).documents) == 24_000
@@ -265,24 +264,24 @@ def test_a_file_of_a_newer_format_is_refused_with_what_to_do(history, tmp_path):
 def test_the_next_version_continues_the_history_of_the_active_one_else_of_the_latest(tmp_path):
     store = AdapterStore(tmp_path)
 
-    def save(key, activate=False):
-        saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=activate)
+    def save_known(key, activate=False):
+        saved = save(store, activate=activate)
         if key is not None:
-            sketch = Shingles(np.empty(0, np.uint32), 0)
-            write_history(saved.path, SplitHistory((Remembered(key, sketch, "test", 0, "test"),)))
+            values = {"drawn_split": "test", "drawn_fold": 0, "num_shingles": 0, "sketch": np.empty(0, np.uint32)}
+            write_history(saved.path, SplitHistory((KnownDocument(hash=f"{key:016x}", split="test", **values),)))
         return saved
 
     def latest():
         return [document.key for document in latest_history(store.adapter("mine")).documents]
 
     assert latest_history(store.adapter("mine")).documents == ()
-    save(1)
+    save_known(1)
     # A version without a history, as those of 0.1.0.
-    save(None, activate=True)
-    save(3)
+    save_known(None, activate=True)
+    save_known(3)
     assert latest() == [3]
-    saved = save(4, activate=True)
-    save(5)
+    saved = save_known(4, activate=True)
+    save_known(5)
     assert latest() == [4]
     (saved.path / DOCUMENTS).write_text("{}")
     with pytest.raises(AdapterError, match="restore the file, or remove the version"):

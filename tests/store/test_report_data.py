@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 from pages import Page
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import RECORD, save
 
 from sebp_edge import AdapterRecord
 from sebp_edge.errors import AdapterError
@@ -57,7 +57,7 @@ def minimal_report() -> dict:
 
 
 def report_of(store, values) -> VersionReport:
-    saved = store.adapter("mine").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+    saved = save(store)
     (saved.path / REPORT).write_text(json.dumps(values))
     return store.adapter("mine").report()
 
@@ -118,22 +118,23 @@ def test_the_page_about_adapters_documents_every_key_of_the_json():
     assert {field.name for field in dataclasses.fields(VersionReport)} <= named | {"with_samples"}
 
 
-def test_the_readme_names_the_base_model_and_the_losses(store, record):
-    text = (store.adapter("mine").save(FakeAdaptation(), record, activate=True).path / "README.md").read_text()
+def test_the_readme_names_the_base_model_and_the_losses(store):
+    def readme(**values):
+        return (save(store, **values).path / "README.md").read_text()
+
+    text = readme()
     assert text.startswith("---\nbase_model: sebp-edge/tiny\nlibrary_name: peft\n---\n# A LoRA adapter for")
     assert "\nTest loss in nats per token: 3.500 before, 3.100 after.\n" in text
-    refit = dataclasses.replace(record, trained_on_all=True, general_loss_before=4.0, general_loss_after=4.125)
-    text = (store.adapter("mine").save(FakeAdaptation(), refit, activate=True).path / "README.md").read_text()
+    text = readme(trained_on_all=True, general_loss_before=4.0, general_loss_after=4.125)
     assert (
         "3.100 after, in the judged state; then it was trained on all documents, which was not judged by itself" in text
     )
     assert "Loss on general text in nats per token: 4.000 before, 4.125 after.\n" in text
     assert "could before" not in text
-    probed = dataclasses.replace(record, language=ProbeFigures(40, 39, 38, 2))
-    saved = store.adapter("mine").save(FakeAdaptation(), probed, activate=True)
-    assert "What the model could before: language 38 of 40, 39 before.\n" in (saved.path / "README.md").read_text()
-    assert saved.record.language == probed.language and saved.record.facts is None
-    full = dataclasses.replace(record, recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
-    text = (store.adapter("mine").save(FakeAdaptation(), full, activate=True).path / "README.md").read_text()
+    language = ProbeFigures(40, 39, 38, 2)
+    assert "What the model could before: language 38 of 40, 39 before.\n" in readme(language=language)
+    record = store.adapter("mine").open().record
+    assert record.language == language and record.facts is None
+    text = readme(recipe={"name": "full", "method": "full"}, heldout_loss_after=None)
     assert "library_name: transformers" in text
     assert "loss" not in text

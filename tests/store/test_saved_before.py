@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from builders import make_sentences, write_notes
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import save
 
-from sebp_edge import AdapterRecord, AdapterStore, Personalizer, Recipe
+from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import AdapterError
 
 pytestmark = pytest.mark.usefixtures("unassessed")
@@ -166,6 +166,6 @@ def test_an_adapter_of_a_newer_format_is_refused_with_what_to_do(store):
 
 
 def test_a_new_adapter_states_its_format_in_its_record(store):
-    saved = store.adapter("letters").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=False)
+    saved = save(store, "letters", activate=False)
     assert saved.version == 3
     assert json.loads((saved.path / "sebp_edge.json").read_text())["format"] == 1

@@ -6,11 +6,11 @@ import re
 
 import pytest
 from builders import make_sentences
-from command import RECIPE, run
+from command import run
 from pages import Page
-from stored_adapter import RECORD, FakeAdaptation
+from stored_adapter import save
 
-from sebp_edge import AdapterRecord, AdapterStore
+from sebp_edge import AdapterStore
 from sebp_edge.errors import Interrupted, OptionError
 from sebp_edge.events import StepDone
 
@@ -30,15 +30,8 @@ def secret_notes(tmp_path):
 
 
 @pytest.fixture
-def personalizer(make, tmp_path):
-    path = tmp_path / "quick.toml"
-    path.write_text(RECIPE)
-    return make(recipe=str(path))
-
-
-@pytest.fixture
-def store(tmp_path):
-    return AdapterStore(tmp_path / "own")
+def personalizer(make, recipe):
+    return make(recipe=str(recipe))
 
 
 @pytest.mark.slow
@@ -181,7 +174,7 @@ def test_a_version_that_learnt_on_says_from_which_and_what(personalizer, notes_f
 
 
 def test_versions_saved_before_say_what_is_not_known(store):
-    store.adapter("old").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+    save(store, "old")
     report = store.adapter("old").report()
     assert report.to_dict()["training"] is None
     text = Page(report.to_html()).text
@@ -192,7 +185,7 @@ def test_versions_saved_before_say_what_is_not_known(store):
 def test_the_command_writes_a_page_and_the_same_as_json(own_data_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = AdapterStore()
-    store.adapter("my notes").save(FakeAdaptation(), AdapterRecord(**RECORD), activate=True)
+    save(store, "my notes")
     result = run("adapters", "report", "my notes")
     assert result.exit_code == 0, result.output
     page = tmp_path / "my%20notes-1.html"

@@ -5,7 +5,7 @@ import os
 import stat
 
 import pytest
-from stored_adapter import HERE, NOWHERE, FakeAdaptation, visible
+from stored_adapter import HERE, NOWHERE, save, visible
 
 from sebp_edge import AdapterStore
 
@@ -14,10 +14,10 @@ def where_file(store):
     return store.folder / "mine" / "where.json"
 
 
-def test_where_a_version_was_made_is_remembered_beside_it_and_moves_nowhere(store, record, tmp_path):
-    first = store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
-    second = store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=NOWHERE)
-    store.adapter("mine").save(FakeAdaptation(), record, activate=True)
+def test_where_a_version_was_made_is_remembered_beside_it_and_moves_nowhere(store, tmp_path):
+    first = save(store, where=HERE)
+    second = save(store, where=NOWHERE)
+    save(store)
     assert store.adapter("mine").wheres() == {1: HERE, 2: NOWHERE}
     store.adapter(second.name).remember_where(second.version, HERE)
     assert AdapterStore(tmp_path / "data").adapter("mine").wheres() == {1: HERE, 2: HERE}
@@ -32,9 +32,9 @@ def test_where_a_version_was_made_is_remembered_beside_it_and_moves_nowhere(stor
     assert store.adapter("new name").wheres().keys() == {1, 2} and store.adapter("mine").wheres() == {}
 
 
-def test_where_a_version_was_made_goes_with_it(store, record):
+def test_where_a_version_was_made_goes_with_it(store):
     for _ in range(6):
-        store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
+        save(store, where=HERE)
     store.adapter("mine").remove(2)
     assert store.adapter("mine").wheres().keys() == {1, 3, 4, 5, 6}
     store.adapter("mine").erase([3], {}, {})
@@ -61,22 +61,22 @@ def test_where_a_version_was_made_goes_with_it(store, record):
         lambda path: (path.unlink(), os.mkfifo(path)),
     ],
 )
-def test_a_damaged_memory_of_where_versions_were_made_is_none(store, record, damage):
-    store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
+def test_a_damaged_memory_of_where_versions_were_made_is_none(store, damage):
+    save(store, where=HERE)
     damage(where_file(store))
     assert store.adapter("mine").wheres() == {}
-    store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
+    save(store, where=HERE)
     assert store.adapter("mine").wheres() == {2: HERE}
 
 
-def test_a_full_disk_loses_at_most_where_a_version_was_made(store, record, monkeypatch):
+def test_a_full_disk_loses_at_most_where_a_version_was_made(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    first = store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE)
+    first = save(store, where=HERE)
     with monkeypatch.context() as patch:
         patch.setattr("sebp_edge.store.where.write_atomically", full)
-        assert store.adapter("mine").save(FakeAdaptation(), record, activate=True, where=HERE).active
+        assert save(store, where=HERE).active
         store.adapter(first.name).remember_where(first.version, NOWHERE)
         assert store.adapter("mine").wheres() == {1: HERE}
         store.adapter("mine").remove(1)

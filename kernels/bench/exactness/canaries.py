@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import evidence
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.reading.readers import read_texts
-from sebp_edge.store.history import read_history, write_history
+from sebp_edge.store.version_documents import read_history, write_history
 
 SOURCES = (*evidence.OPS, "sebp_edge", "sebp_edge/engine/models/tiny/model.safetensors", "recipes/notes.toml", __file__)
 NOTE = "canaries.md"

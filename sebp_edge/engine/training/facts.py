@@ -121,7 +121,7 @@ def _curve(progress: TrainingProgress) -> Curve:
 
 
 def _texts(data: Dataset) -> Texts:
-    roles = Counter(document.role for document in data.draw.history.known)
+    roles = Counter(document.split for document in data.draw.history.known)
     reasons = Counter(item.kind for item in data.left_out)
     return Texts(
         documents=data.num_documents,

@@ -119,12 +119,9 @@ def _kind(said: str) -> tuple[str | None, str]:
     first, _, rest = said.partition("\n")
     if _ATTACHMENT.fullmatch(first):
         return "attachments and system lines", rest.strip()
-    if not rest and _DELETED.fullmatch(first):
-        return "deleted messages", ""
-    if not rest and _ENCRYPTED.fullmatch(first):
-        return "system lines", ""
-    if not rest and _CALL.fullmatch(first):
-        return "calls", ""
+    for pattern, of_whatsapp in ((_DELETED, "deleted messages"), (_ENCRYPTED, "system lines"), (_CALL, "calls")):
+        if not rest and pattern.fullmatch(first):
+            return of_whatsapp, ""
     return kind, _EDITED.sub("", said).rstrip() if said.endswith(">") else said
 
 

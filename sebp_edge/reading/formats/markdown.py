@@ -20,14 +20,12 @@ class Syntax(NamedTuple):
         comments: what begins a comment.
         has_maths: whether dollar signs enclose mathematics.
         has_indented_code: whether four spaces begin code.
-        has_html: whether a tag begins HTML, in which no code begins.
         marks: what else than comments is replaced outside of code; code does not matter without it.
     """
 
     comments: tuple[str, ...] = ("<!--",)
     has_maths: bool = False
     has_indented_code: bool = True
-    has_html: bool = True
     marks: re.Pattern | None = None
 
 

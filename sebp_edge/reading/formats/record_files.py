@@ -108,11 +108,7 @@ def _is_first_of_lines(text: str, begin: int) -> bool:
     end = text.find("\n", begin)
     if end < 0 or _BLANK.match(text, end).end() == len(text):
         return False
-    try:
-        _decode_all(text[begin:end])
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return _parsed(text[begin:end])[1] is None
 
 
 def values_of_list(text: str, begin: int, decoder: json.JSONDecoder = _DECODER) -> Iterator:

@@ -65,26 +65,23 @@ class Package:
         return name.lower() in self._parts
 
     def read(self, name: str, handler: Handler) -> None:
-        """Feeds a part, if there is one, to a handler; see `feed`."""
-        if name in self:
-            with self.open(name) as file:
-                feed(file, handler, self.deadline)
-
-    def open(self, name: str) -> BinaryIO:
-        """Opens a part.
+        """Feeds a part, if there is one, to a handler; see `feed`.
 
         Raises:
             Unreadable: all parts together are too large.
-            ValueError: there is no such part, or it is packed by a method that is not read.
+            ValueError: it is packed by a method that is not read.
         """
-        info = self._parts.get(name.lower())
-        if info is None or info.compress_type not in COMPRESSIONS:
+        if name not in self:
+            return
+        info = self._parts[name.lower()]
+        if info.compress_type not in COMPRESSIONS:
             raise ValueError
         # Python never unpacks more of a part than the archive says.
         self._size += info.file_size
         if self._size > MAX_XML:
             raise Unreadable("too large once unpacked; split it to use it")
-        return self._archive.open(info)
+        with self._archive.open(info) as file:
+            feed(file, handler, self.deadline)
 
 
 @contextmanager
