@@ -55,13 +55,13 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_465
+MAX_LINES = 52_329
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
     "basics": 956,
     "basics.pages": 257,
-    "cli": 2_995,
+    "cli": 2_965,
     "engine": 9,
     "engine.memory": 1_839,
     "engine.models": 4_975,
@@ -75,15 +75,15 @@ MAX_LINES_OF_ROOM = {
     "machine": 1_150,
     "reading": 6_390,
     "research": 1_609,
-    "run": 5_842,
-    "serve": 3_813,
+    "run": 5_789,
+    "serve": 3_760,
     "store": 2_767,
     "values": 1_835,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58198
-MAX_REPLACED_ATTRIBUTES = 222
+MAX_LINES_OF_TESTS = 57_853
+MAX_REPLACED_ATTRIBUTES = 219
 
 # Heavy libraries stay where a reader expects them.
 HOMES = {

@@ -15,7 +15,6 @@ from speed.trainers.steps import Variant
 from speed.trainers.variants import PADDED, packed
 
 CPU = torch.device("cpu")
-AVAILABLE = VARIANTS[:-1]
 OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 

@@ -12,8 +12,8 @@ from sebp_edge.engine.memory.refusal import refuse_if_too_big
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.errors import MachineError
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-LORA, FULL = Recipe.load("notes").replace(r=8), Recipe.load("full")
+CUDA = torch.device("cuda")
+LORA = Recipe.load("notes").replace(r=8)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_figures_before_its_weights_are_read(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from sebp_edge import AdapterStore, Personalizer, Recipe
 from sebp_edge.errors import MachineError, ModelError
 
-LORA, FULL = Recipe.load("notes"), Recipe.load("full")
+LORA = Recipe.load("notes")
 
 
 @pytest.fixture

@@ -101,10 +101,6 @@ def plain_mlp(mlp, x):
     return mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)
 
 
-def dropping_mlp(mlp, x):
-    return F.dropout(plain_mlp(mlp, x), 0.5, mlp.training)
-
-
 def rms(x, eps):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 

@@ -16,7 +16,6 @@ from sebp_edge.engine.sparse.rows.schedule import (
 )
 from sebp_edge.values.example import Example
 
-IGNORE = -100
 RECIPE = Recipe(name="test", description="", epochs=3, batch_tokens=400)
 
 

@@ -18,7 +18,6 @@ from sebp_edge.values.training_facts import Sample
 
 QUESTION = {"role": "user", "content": "where is the map"}
 ANSWER = {"role": "assistant", "content": "at home"}
-LONG = "the ferry left at six " * 100
 SENTENCES = "The ferry left. It came back at six."
 
 
