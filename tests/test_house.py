@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_329
+MAX_LINES = 52_348
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -64,12 +64,12 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_965,
     "engine": 9,
     "engine.memory": 1_839,
-    "engine.models": 4_975,
+    "engine.models": 4_987,
     "engine.models.gguf": 1_394,
     "engine.sparse": 1_729,
     "engine.sparse.patches": 2_795,
     "engine.sparse.rows": 1_154,
-    "engine.training": 3_943,
+    "engine.training": 3_950,
     "export": 1_861,
     "lessons": 2_265,
     "machine": 1_150,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_853
+MAX_LINES_OF_TESTS = 57_855
 MAX_REPLACED_ATTRIBUTES = 219
 
 # Heavy libraries stay where a reader expects them.

@@ -41,7 +41,9 @@ def make_longrope():
     return model
 
 
-TOGETHER |= {"longrope": make_longrope, "gemma4": lambda: make_model(export_sources.FAMILIES["gemma4"]())}
+TOGETHER |= {"longrope": make_longrope}
+GEMMA_4 = ("gemma4", "gemma4-keys-as-values")
+TOGETHER |= {name: lambda name=name: make_model(export_sources.FAMILIES[name]()) for name in GEMMA_4}
 ALONE = {
     "a recurrent state": lambda: make_model(DECODERS["recurrent-gemma"]()),
     "positions from the mask": lambda: make_model(
@@ -113,7 +115,7 @@ def tiny():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longrope", "gemma4"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "opt", *WITH_STATES, "longrope", *GEMMA_4])
 def test_the_tokens_are_those_of_each_prompt_alone(family):
     model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
     assert Decoder(model).one_by_one is None

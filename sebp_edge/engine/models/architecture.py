@@ -110,9 +110,14 @@ def lookup_tables(model: PreTrainedModel) -> list[nn.Parameter]:
     return [each for each in weights if each.numel() >= LARGE_TABLE and all(each is not end for end in ends)]
 
 
+def per_layer(config: PretrainedConfig) -> list[PretrainedConfig]:
+    """Returns the configs of a decoder's layers if these differ, as Gemma 4's do, else one that is true of all."""
+    return config.per_layer_config if getattr(config, "per_layer_attributes", None) else [config]
+
+
 def head_sizes_of(config: PretrainedConfig) -> set[int]:
     """Returns the sizes of the attention heads of a decoder's layers from its config; empty if it has no attention."""
-    layers = config.per_layer_config if getattr(config, "per_layer_attributes", None) else [config]
+    layers = per_layer(config)
     heads = [getattr(layer, "num_attention_heads", None) for layer in layers]
     pairs = zip(layers, heads, strict=True)
     return {getattr(layer, "head_dim", None) or layer.hidden_size // number for layer, number in pairs if number}

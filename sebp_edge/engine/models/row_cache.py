@@ -8,6 +8,7 @@ convolution or of linear attention has no columns: it is that after a row's last
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from sebp_edge.engine.models.architecture import head_size_of
+from sebp_edge.engine.models.architecture import head_size_of, per_layer
 
 # Kinds of layers that attend to columns; those with states have no mask.
 MASKED = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -29,8 +30,9 @@ MASKED = {"full_attention", "sliding_attention", "chunked_attention"}
 def bytes_per_token(model: PreTrainedModel) -> int:
     """Returns the bytes of one token's keys and values in all layers, by the config."""
     config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_size_of(config) * model.dtype.itemsize
+    of_layers = per_layer(config)
+    heads = sum(getattr(each, "num_key_value_heads", None) or each.num_attention_heads for each in of_layers)
+    return 2 * config.num_hidden_layers * heads * head_size_of(config) * model.dtype.itemsize // len(of_layers)
 
 
 def layer_types(config: PretrainedConfig) -> list[str]:
@@ -49,7 +51,11 @@ class RowCache(Cache):
 
     def __init__(self, rows: int, columns: int, config: PretrainedConfig):
         # Layers refer to their cache weakly, so that its memory is freed without garbage collection.
-        super().__init__(layers=[LAYERS[kind](weakref.proxy(self)) for kind in kinds_of_layers(config)])
+        own = weakref.proxy(self)
+        if has_states(config):
+            super().__init__(layers=[LAYERS[kind](own) for kind in kinds_of_layers(config)])
+        else:  # a model may go through its layers several times, as HRM's does
+            super().__init__(layer_class_to_replicate=partial(_Layer, own))
         self.rows, self.columns = rows, columns
         # Where the next pass writes and reads.
         self.write_at: tuple[Tensor | None, Tensor | slice]
@@ -104,6 +110,7 @@ class RowCache(Cache):
 
     def take(self, other: "RowCache", columns: int) -> None:
         """Copies the first row of another cache into this one, which is empty: its first columns, and its states."""
+        self.layers = self.layers or [_Layer(weakref.proxy(self)) for _ in other.layers]
         for layer, found in zip(self.layers, other.layers, strict=True):
             layer.take(found, columns)
         self._settled = other._settled

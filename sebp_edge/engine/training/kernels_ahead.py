@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from threading import Event, Thread
 
 import torch
 from torch import Tensor
 
 from sebp_edge.basics.flash_attention import MAX_FLASH_HEAD, MAX_SHORT_LENGTH
-from sebp_edge.engine.models.architecture import head_sizes_of
+from sebp_edge.engine.models.architecture import head_size_of, per_layer
 from sebp_edge.machine.devices import pick_dtype
 from sebp_edge.ops import AdamW, Moments, backend
 from sebp_edge.ops.copies import TensorCopy, repeatedly
@@ -75,24 +76,30 @@ def _logging_errors() -> Iterator[None]:
         logger.info("A kernel was not compiled ahead (%s: %s).", type(error).__name__, error)
 
 
+def _heads(config) -> tuple[int, int, int]:
+    """The numbers of a layer's heads and key/value heads, and their size."""
+    heads = config.num_attention_heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, head_size_of(config)
+
+
 def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> Iterator[Callable[[], object]]:
     """Yields functions that launch each kernel with the strides of a training, those that compile longest first."""
-    op, dtype, head_sizes = backend.kernels, pick_dtype(device), head_sizes_of(config)
-    heads, columns, head_size = config.num_attention_heads, config.intermediate_size, max(head_sizes)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    op, dtype, columns, head_size = backend.kernels, pick_dtype(device), config.intermediate_size, head_size_of(config)
+    all_heads = dict.fromkeys(map(_heads, per_layer(config)))
+    heads, kv_heads, _ = largest = max(all_heads, key=itemgetter(2))
     queries, keys = heads * head_size, kv_heads * head_size
     activation = "silu" if getattr(config, "hidden_act", None) == "silu" else "gelu_tanh"
 
     def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    def states(size: int = head_size) -> tuple[Tensor, ...]:
+    def states(heads: int, kv_heads: int, size: int) -> tuple[Tensor, ...]:
         return new(ROWS, heads + 2 * kv_heads, size).split((heads, kv_heads, kv_heads), dim=1)
 
     def attend(length: int, rotates: bool = True, *, backward: bool = False) -> None:
         kernels = op("short_attention")
-        for size in head_sizes:
-            (q, k, v), angles = states(size), (new(ROWS, size),) * 2 if rotates and has_replaced_blocks else None
+        for each in all_heads:
+            (q, k, v), angles = states(*each), (new(ROWS, each[2]),) * 2 if rotates and has_replaced_blocks else None
             out, logsumexp = kernels.short_attention_(q, k, v, angles, starts, length, 1.0, None, True)
             if backward:
                 kernels.short_attention_backward(out, q, k, v, angles, starts, out, logsumexp, length, 1.0, None, True)
@@ -141,6 +148,6 @@ def launches(config, rank: int, device: torch.device, texts_are_short: bool) -> 
     yield from (partial(losses, needs_gradient=needs_gradient) for needs_gradient in (True, False))
     yield lambda: op("rms_norm").rms_norm(hidden, norm, 1.0, 0.0)
     yield lambda: op("rms_norm").rms_norm_backward(hidden, hidden, norm, sums, 0.0, needs_dweight=False)
-    yield lambda: op("rotate").rotate_(*states()[:2], angle, angle)
-    yield lambda: op("rotate").rotate_gradients(*states(), angle, angle, states())
+    yield lambda: op("rotate").rotate_(*states(*largest)[:2], angle, angle)
+    yield lambda: op("rotate").rotate_gradients(*states(*largest), angle, angle, states(*largest))
     yield lambda: (op("move_rows").gather_rows(hidden, slots), op("move_rows").scatter_rows(hidden, slots.int()))
