@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_348
+MAX_LINES = 52_347
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -64,9 +64,9 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_965,
     "engine": 9,
     "engine.memory": 1_839,
-    "engine.models": 4_987,
+    "engine.models": 4_995,
     "engine.models.gguf": 1_394,
-    "engine.sparse": 1_729,
+    "engine.sparse": 1_720,
     "engine.sparse.patches": 2_795,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_950,

@@ -69,7 +69,7 @@ class _StepGraph:
         device = tokens.device
         side, current = side_stream(device), torch.cuda.current_stream(device)
         side.wait_stream(current)
-        # A first run initialises libraries; it writes the same keys and values as the replay, and moves states on.
+        # A first run initialises libraries; it writes the same keys and values as the replay, and advances states.
         with torch.cuda.stream(side), without_autocast_cache(device):
             step(ids, positions)
         current.wait_stream(side)

@@ -45,8 +45,8 @@ MAX_FILLED_UP = 64
 MAX_REPLAYED = 4
 # The logits after so many tokens are kept at most.
 MAX_KEPT_LOGITS = 8
-# So many tokens before a prompt's last become others as the text goes on. States cannot go back, so a copy is kept of
-# those before them.
+# The last tokens of a prompt may change as the text goes on. States cannot go back, so those before so many tokens are
+# copied.
 UNSETTLED = 8
 # Caches of one row have a multiple of this many columns, so that the next prompt finds room in what is kept.
 COLUMNS = 128
@@ -86,7 +86,7 @@ class Decoder:
     unless the model cannot be captured, which a Notice says.
 
     Where a `RowCache` does not hold what a model has computed, or not exactly, prompts are decoded one by one instead,
-    in transformers' loop, and nothing is kept; also those of texts so long that their rotary embedding is another.
+    in transformers' loop, and nothing is kept, as are texts so long that their rotary angles depend on the length.
 
     Args:
         keeps: whether the next call uses what a call with a single prompt has computed, and its graphs. Nothing else
@@ -201,7 +201,7 @@ class Decoder:
                 yield
         except StopRequested:
             if self._cache is not None:
-                # The pass that was stopped may have moved on the states of some layers.
+                # The pass that was stopped may have advanced the states of some layers.
                 self._kept = self._kept[: self._cache.go_back(len(self._kept), None)]
             self._keep()
             raise

@@ -80,14 +80,14 @@ class RowCache(Cache):
             layer.select(rows, begins=begins)
 
     def settle(self, columns: int) -> None:
-        """Keeps a copy of the first row's states, which are those after so many tokens."""
+        """Keeps a copy of the first row's states after its first `columns` tokens, for `go_back`."""
         self._settled = columns, [states[0].clone() for states in self._states()]
 
     def go_back(self, known: int, computed: int | None) -> int:
-        """Returns how many of the first row's tokens the next pass follows, at most `known`; sets its states so.
+        """Sets the first row's states to those after at most `known` tokens; returns after how many.
 
         Args:
-            computed: of how many tokens its states are; None if that is not known.
+            computed: after how many tokens they are now; None if that is not known.
         """
         if not self._of_kind(_States) or known == computed != 0:
             return known
@@ -100,7 +100,7 @@ class RowCache(Cache):
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
-        """Context whose passes leave all states as they were."""
+        """Context that restores all states at its end."""
         before = {id(states): states.clone() for states in self._states()}
         try:
             yield
@@ -233,8 +233,8 @@ class _StatesAndKeys(_States, _Layer):
         _States.take(self, other, columns)
 
 
-# What takes the place of the layers of transformers' cache. Those that keep nothing have a class in newer versions,
-# such as Gemma 4's that share keys and values with others.
+# Our class for each class of the layers of transformers' cache. Newer versions have one for layers without a cache of
+# their own, such as Gemma 4's that share keys and values.
 LAYERS = {
     DynamicLayer: _Layer,
     DynamicSlidingWindowLayer: _Layer,

@@ -10,10 +10,11 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from sebp_edge.engine.models.row_cache import LAYERS, RowCache, has_states, kinds_of_layers, layer_types, masks
-from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy
+from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy, spread
 
 # The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
 # rows 17 times as fast. The states of a row take more than keys and values of many tokens: 19 MB in Qwen3.5-0.8B.
@@ -49,7 +50,7 @@ def max_rows(config: PretrainedConfig) -> int:
 
 
 def longest_alike(config: PretrainedConfig) -> float:
-    """Returns up to which length of a text its angles do not depend on that length; infinity if they never do."""
+    """Returns the longest length at which a text's rotary angles do not depend on it; infinity if there is no limit."""
     rope = getattr(config, "rope_parameters", None) or {}
     changing = [
         options.get("original_max_position_embeddings", config.max_position_embeddings)
@@ -79,9 +80,7 @@ def _goes_on(tried: _Tried) -> bool:
     """Whether a small copy's rows have the same logits part by part, with other rows in between, as each one whole."""
     draw = torch.Generator().manual_seed(0)
     try:
-        model = small_copy(tried.config, tried.kind).model
-        for parameter in model.parameters():  # fresh ones are so small that little shows
-            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+        model = spread(small_copy(tried.config, tried.kind).model)
         ids = torch.randint(1, VOCABULARY, (2, 15), generator=draw)
         expected = model(ids, use_cache=False).logits
         cache = RowCache(2, ids.shape[1], model.config.get_text_config())
@@ -101,10 +100,10 @@ def _goes_on(tried: _Tried) -> bool:
     return True
 
 
-def _pass(model: PreTrainedModel, cache: RowCache, ids: torch.Tensor, at: torch.Tensor, width: int) -> torch.Tensor:
+def _pass(model: PreTrainedModel, cache: RowCache, ids: Tensor, at: Tensor, width: int) -> Tensor:
     options = {"attention_mask": masks(model, at, width), "position_ids": at, "past_key_values": cache}
     return model(input_ids=ids, **options, use_cache=True).logits
 
 
-def _agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
+def _agree(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).norm() <= 1e-4 * expected.norm())

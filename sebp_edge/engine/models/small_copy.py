@@ -55,6 +55,15 @@ def small_copy(config: PretrainedConfig, kind: type[PreTrainedModel] | None = No
         return SmallCopy(_make(small, kind, "cpu").eval(), layers)
 
 
+@torch.no_grad()
+def spread(model: PreTrainedModel) -> PreTrainedModel:
+    """Adds noise to all weights: fresh ones are so small, and some zero, that a trial shows little."""
+    draw = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+    return model
+
+
 def copy_of_few_layers(config: PretrainedConfig, kind: type[PreTrainedModel]) -> SmallCopy:
     """Makes a copy with the decoder's own sizes but few layers, on "meta"; see `small_copy`."""
     few, layers = _with_few_layers(config)

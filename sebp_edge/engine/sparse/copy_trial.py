@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
-from sebp_edge.engine.models.small_copy import LONGEST, VOCABULARY, small_copy
+from sebp_edge.engine.models.small_copy import LONGEST, VOCABULARY, small_copy, spread
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches.agreement import FAILURES, gradients_agree
 from sebp_edge.engine.sparse.rows.active_tokens import ActiveTokens
@@ -94,7 +94,7 @@ def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool, pa
 
     reason = None
     try:
-        model = _spread(small_copy(config, kind).model)
+        model = spread(small_copy(config, kind).model)
         input_ids_BT, plan = _batch(NUM_SHARED if shares_prefixes else 0)
         tokens = ActiveTokens.gather(input_ids_BT, plan)
         tokens = share_beginnings(tokens) if shares_prefixes else tokens
@@ -110,15 +110,6 @@ def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool, pa
             raise
         return reason or f"a small copy of the model failed on a trial batch ({type(error).__name__})."
     return reason
-
-
-@torch.no_grad()
-def _spread(model: nn.Module) -> nn.Module:
-    """Adds noise to all weights: fresh ones are so small, and some zero, that little shows in gradients."""
-    draw = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
-    return model
 
 
 def _batch(num_shared: int) -> tuple[Tensor, RowPlan]:

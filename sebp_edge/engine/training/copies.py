@@ -82,7 +82,7 @@ def longest_run(predicted: Iterable[int], labels: Iterable[int], skipped: Iterab
     """Returns the length of the longest run of labels that are predicted; labels without loss end a run.
 
     Args:
-        predicted: the most likely token in place of each label with a loss; takes so many.
+        predicted: the most likely token for each label with a loss; of an iterator, only so many are consumed.
     """
     predicted, longest, current = iter(predicted), 0, 0
     for label, skip in zip(labels, skipped, strict=True):
