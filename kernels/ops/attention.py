@@ -129,6 +129,8 @@ def sequence_attention_(
         raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
     if prefixes is not None and not scores.causal:
         raise ValueError("Prefixes need causal attention: without it their rows would see what continues them.")
+    if rotary is None and q_AHE.shape[-1] != v_AGE.shape[-1] and backend.runs_flash_attention(q_AHE):
+        return _attention_of_wide_values(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores, max_dq_bytes, prefixes)
     cos, sin = rotary or (None, None)
     if scores.softcap is None:
         runs_flash = prefixes is None and backend.runs_flash_attention(q_AHE)
@@ -144,6 +146,16 @@ def sequence_attention_(
     if rotary is not None:
         q_AHE, k_AGE = reference.rotate(q_AHE, cos, sin), reference.rotate(k_AGE, cos, sin)
     return _attention_by_sequence(q_AHE, k_AGE, v_AGE, cu_seqlens, scores, prefixes).to(dtype)
+
+
+def _attention_of_wide_values(q_AHE, k_AGE, v_AGE, cu_seqlens, max_len, scores: Scores, *options) -> Tensor:
+    """Attention whose values have another size than its keys, which kernels do not take: zeros fill up the smaller."""
+    sizes = q_AHE.shape[-1], v_AGE.shape[-1]
+    if scores.scale is None:
+        scores = scores._replace(scale=sizes[0] ** -0.5)
+    wide = (F.pad(x, (0, max(sizes) - x.shape[-1])) for x in (q_AHE, k_AGE, v_AGE))
+    out_AHE = sequence_attention_(*wide, cu_seqlens, max_len, scores, None, *options)
+    return out_AHE[..., : sizes[1]]
 
 
 class _ShortAttention(torch.autograd.Function):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch import Tensor
 
 from sebp_edge.basics.files import keep, read_kept
 from sebp_edge.basics.out_of_memory import ran_out_of_memory
@@ -21,6 +22,8 @@ from sebp_edge.machine.host import WIDE, free_host_memory, total_host_memory
 # How many times as fast as fp32 a CPU must multiply bf16, since attention stays in fp32 and the rest gains nothing.
 # With AVX512-BF16 it was measured 4 to 5 times, with AMX 3 to 5.
 MIN_GAIN_OF_BF16 = 2.0
+# From this size on, a tensor has a segment of torch's allocator of its own on a GPU.
+SEGMENT_OF_ONE = 10 * 2**20
 
 
 def pick_device(wanted: str | None = None) -> torch.device:
@@ -233,6 +236,15 @@ def clear_frames(error: BaseException | None, handled: BaseException | None = No
             known.add(id(error))
             traceback.clear_frames(error.__traceback__)
             waiting += [error.__cause__, error.__context__]
+
+
+def moved_into_gaps(tensor: Tensor) -> Tensor:
+    """Returns a copy of a tensor that shares a segment of torch's allocator with others; itself if it has its own.
+
+    The copy takes memory that others have freed, so that whole segments become free.
+    """
+    shares = tensor.device.type == "cuda" and tensor.untyped_storage().nbytes() < SEGMENT_OF_ONE
+    return tensor.clone() if shares else tensor
 
 
 def release_memory(device: torch.device) -> None:

@@ -32,7 +32,7 @@ from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.adaptation import snapshot
 from sebp_edge.engine.models.catalog import bundled_config, resolve
 from sebp_edge.engine.models.known_models import recall_model
-from sebp_edge.engine.models.shape import LinearShape
+from sebp_edge.engine.models.shape import HeadsShape, LinearShape
 from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.engine.sparse.patches import counts, norms_and_mlps
 from sebp_edge.engine.sparse.rows.buckets import Bucket
@@ -317,27 +317,41 @@ def test_a_tied_embedding_that_scales_its_output_has_a_gradient_of_its_own(tmp_p
 
 @pytest.mark.parametrize("name", ["lfm2-1.2b", "qwen3.5-0.8b"])
 def test_layers_on_packed_texts_take_memory_by_token_alone(name):
-    """The number of texts adds linear attention's chunks, one for each text, in the backward pass."""
-    shape, few, many = recall_model(resolve(name)).shape, Bucket(4096, 2, 2048, 4096), Bucket(4096, 250, 2048, 4096)
+    """The number of texts adds a matrix for each chunk of linear attention in the backward pass."""
+    shape, few, many = recall_model(resolve(name)).shape, Bucket(4096, 2, 128, 4096), Bucket(4096, 250, 128, 4096)
     setup = TrainingSetup(shape, LORA, on_gpu=True, has_kernels=True, itemsize=2)
     of_gpu, of_cpu = Activations(setup), Activations(replace(setup, on_gpu=False, has_kernels=False))
     assert of_gpu.kept(few) == of_gpu.kept(many)
     found = {block.kept.rule for block in shape.blocks} - {None}
     rules = {(each.heads, each.key_size, each.value_size) for each in found}
     assert rules == (set() if name == "lfm2-1.2b" else {(16, 128, 128)})
-    # A matrix of its rows, its state and that one's gradient; and the rows' queries, keys and values.
-    chunk, of_rows = reference.CHUNK, 4096 * 16 * 4 * 128 * 4
-    of_chunk = 16 * (chunk**2 + 2 * 128 * 128) * 4
+    # The rows' queries, keys and values; and the states between their chunks, with gradients.
+    chunk, of_rows, of_states = reference.CHUNK, 4096 * 16 * 4 * 128 * 4, 127 * 16 * 2 * 128 * 128 * 4
+    of_chunk = 16 * chunk**2 * 4
     steps = [of_gpu.step(sizes) for sizes in (few, many)]
-    num_chunks = [(4096 + (chunk - 1) * slots) // chunk for slots in (2 + 2, 250 + 2)]
+    num_chunks = [(4096 + (chunk - 1) * slots) // chunk for slots in (2 + 32, 250 + 32)]
     assert steps[1].activations - steps[0].activations == len(rules) * (num_chunks[1] - num_chunks[0]) * of_chunk
-    assert steps[0].activations > of_gpu.kept(few) + len(rules) * (num_chunks[0] * of_chunk + of_rows)
+    of_rule = num_chunks[0] * of_chunk + of_rows + of_states
+    assert steps[0].activations > of_gpu.kept(few) + len(rules) * of_rule
     assert of_gpu.evaluation(many).total < of_gpu.step(many).total
     assert chunk == counts.RULE_CHUNK
     if rules:
         assert of_gpu.kept(many) < of_cpu.kept(many) / 2
     else:
         assert of_gpu.kept(many) < of_cpu.kept(many) == of_cpu.kept(few)
+
+
+def test_flash_attention_adds_its_sums_where_it_runs():
+    """Heads of 512 numbers, and texts of at most 128 tokens, are computed by kernels without such sums."""
+    blocks = recall_model(resolve("gemma-4-e2b")).shape.distinct_blocks
+    assert {(heads.number, heads.size) for heads in (block.kept.heads for block in blocks)} == {(8, 256), (8, 512)}
+    execution = counts.Execution(rank=16, itemsize=2, on_gpu=True, has_kernels=True)
+    long, short = Bucket(1000, 6, 129, 1000), Bucket(1000, 6, 128, 1000)
+    of_dq, of_keys_and_values = 4 * (1000 + 128 * (6 + 8)) * 8 * 256, 2 * 2 * 1000 * 8 * 256
+    assert execution.sums_in_attention(HeadsShape(8, 256), long) == of_dq + of_keys_and_values
+    assert execution.sums_in_attention(HeadsShape(8, 256), short) == 0
+    assert execution.sums_in_attention(HeadsShape(8, 512), long) == 0
+    assert execution._replace(itemsize=4).sums_in_attention(HeadsShape(8, 256), long) == 0
 
 
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.76), (224, 7.03), (832, 8.06), (3712, 12.78)])

@@ -69,6 +69,26 @@ def test_attention_in_bf16_on_a_cpu_is_that_of_the_rounded_inputs_in_fp32(scores
         assert torch.equal(one, other.bfloat16())
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [LENGTHS, [0, 150, 7]])
+@pytest.mark.parametrize("sizes", [(24, 16), (16, 24), (192, 128)])
+def test_values_may_have_another_size_than_keys(sizes, lengths):
+    """As in DeepSeek's models. Zeros that fill up the smaller of them change nothing."""
+    shapes = (4, sizes[0]), (2, sizes[0]), (2, sizes[1])
+    parts = [torch.randn(sum(lengths), *shape, device="cuda").bfloat16().requires_grad_() for shape in shapes]
+    rotary = torch.ones(sum(lengths), sizes[0]), torch.zeros(sum(lengths), sizes[0])
+    exact = [part.detach().cpu().double().requires_grad_() for part in parts]
+    truth = plain(*exact, rotary, lengths, PLAIN)
+    dout = torch.randn(truth.shape).bfloat16()
+    begins = torch.tensor([0, *lengths], dtype=torch.int32, device="cuda").cumsum(0).int()
+    found = sequence_attention_(*parts, begins, max(lengths), PLAIN)
+    gradients = torch.autograd.grad(found, parts, dout.cuda())
+    wanted = torch.autograd.grad(truth, exact, dout.double())
+    for one, true in zip([found, *gradients], [truth, *wanted], strict=True):
+        assert one.shape == true.shape
+        assert (one.cpu().double() - true).norm() <= 2e-2 * true.norm()
+
+
 def attend_short(wide, rotary, cu_seqlens, heads, dout, max_len=128, scores=PLAIN):
     """Outputs, and gradients of the parts of `wide`, which is not changed."""
     parts = [part.requires_grad_() for part in wide.clone().split([heads[0], heads[1], heads[1]], dim=1)]

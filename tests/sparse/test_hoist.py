@@ -4,11 +4,11 @@ import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch, record_inputs, with_lora
 from builders import batch_losses, hoist, make_examples, make_llama, row_losses
-from model_families import MODELS, WITH_STATES
+from model_families import MODELS, WITH_STATES, make_model
 from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
 from teachers import losses_of, taught
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import RowPlan, Sparsified
@@ -27,6 +27,17 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, l
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert_same_gradients(expected_gradients, found_gradients)
+
+
+def test_hidden_states_in_fp32_are_rounded_for_a_head_in_bf16():
+    """As Mamba does, which adds up its blocks' outputs in fp32."""
+    sizes = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    model, batch = make_model(MambaConfig(**sizes), "eager").bfloat16(), padded_batch()
+    with torch.no_grad():
+        assert model.backbone(batch["input_ids"]).last_hidden_state.dtype == torch.float32
+    expected = dense_losses(model, batch)
+    with hoist(model) as hoisted:
+        torch.testing.assert_close(batch_losses(hoisted, batch), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -47,6 +47,8 @@ SHORT_TEXTS, LONG_TEXTS, BATCH_TOKENS = 70, 12, 2048
 # Long texts exceed the window by EXCESS_TOKENS. Without a window they exceed a length that is far beyond what our own
 # attention kernels take (`backend.MAX_SHORT_LENGTH`), so that flash attention runs them.
 EXCESS_TOKENS, LONGEST_WITHOUT_WINDOW = 200, 1500
+# The most tokens, padding included, that the dense model computes at once.
+MAX_PADDED = 2048
 LOSS_TOLERANCE, NORM_TOLERANCE = 1e-3, 1e-2
 NARROW = {
     "vocab_size": 8192,
@@ -57,6 +59,8 @@ NARROW = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "sliding_window": 24,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
 }
 FAMILIES = [name for name, shape in SHAPES.items() if "exactness" in shape]
 SOURCES = (
@@ -200,21 +204,32 @@ def _dense_step(model: nn.Module, step: Step) -> tuple[float, float]:
     for parameter, value in zip(parameters, step.state, strict=True):
         parameter.data.copy_(value)
         parameter.grad = None
-    longest = max(len(example.input_ids) for example in step.examples)
-    batch, device = Collator(longest, pad_token_id=0)(step.examples), parameters[0].device
+    examples, losses = sorted(step.examples, key=lambda example: -len(example.input_ids)), []
+    while examples:
+        # What transformers' state spaces take grows with the square of a text, for each head.
+        number = max(1, MAX_PADDED // len(examples[0].input_ids))
+        losses_C = _dense_losses(model, examples[:number], parameters[0].device)
+        losses_C.sum().backward()
+        losses.append(losses_C.detach())
+        examples = examples[number:]
+    loss_rows = torch.cat(losses)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    return float(loss_rows.mean()), float(norm) / len(loss_rows)
+
+
+def _dense_losses(model: nn.Module, examples: list[Example], device: torch.device) -> Tensor:
+    """The loss of each row of a padded batch."""
+    batch = Collator(len(examples[0].input_ids), pad_token_id=0)(examples)
     mask = batch.attention_mask.to(device)
     logits_BTV = model(input_ids=batch.input_ids.to(device), attention_mask=mask, use_cache=False).logits
     plan = batch.plan.to(device)
     logs_CV = logits_BTV.flatten(0, 1).index_select(0, plan.loss_rows).float().log_softmax(-1)
     losses_C = -logs_CV.gather(1, plan.targets[:, None]).squeeze(1)
-    if plan.soft_targets is not None:
-        # Examples with a teacher: the target has what its other tokens leave of 1.
-        ids_CK, shares_CK = plan.soft_targets
-        losses_C = losses_C * (1 - shares_CK.sum(1)) - (logs_CV.gather(1, ids_CK) * shares_CK).sum(1)
-    loss = losses_C.mean()
-    del logits_BTV, logs_CV
-    loss.backward()
-    return float(loss.detach()), float(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    if plan.soft_targets is None:
+        return losses_C
+    # Examples with a teacher: the target has what its other tokens leave of 1.
+    ids_CK, shares_CK = plan.soft_targets
+    return losses_C * (1 - shares_CK.sum(1)) - (logs_CV.gather(1, ids_CK) * shares_CK).sum(1)
 
 
 def _window(config: PretrainedConfig) -> int | None:

@@ -363,13 +363,14 @@ def compare_on_gpu(model: nn.Module, device: str = "cuda") -> dict:
     texts = [row[keep.bool()].tolist() for row, keep in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
     hoisted, reason = hoist_if_exact(model, texts[-2:], 0)
     if hoisted is None:
-        return {"dense error": dense, "hoisted": f"refused: {reason}"}
+        return {"dtype": "bfloat16", "dense error": dense, "hoisted": f"refused: {reason}"}
     losses = hoisted.row_losses(ActiveTokens.gather(ids, plan))
     error = _relative(losses.detach(), exact)
     losses.sum().backward()
     hoisted.remove()
     is_finite = all(each.grad is None or bool(each.grad.isfinite().all()) for each in model.parameters())
     return {
+        "dtype": "bfloat16",
         "error": error,
         "dense error": dense,
         "hoisted": "exact" if is_finite and error <= 2 * dense + 1e-3 else "wrong",

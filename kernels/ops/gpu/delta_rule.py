@@ -67,7 +67,7 @@ def _invert_kernel(
 ):
     """T of each chunk and head, from the inverses of blocks of 1, 2, 4, ... rows on the diagonal."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin, end = chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK)
+    begin, _, end = chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK)
     if end == 0:
         return
     places = tl.arange(0, CHUNK)
@@ -118,7 +118,7 @@ def _forward_kernel(
     CHUNK: tl.constexpr,
     IN_FP32: tl.constexpr,
 ):
-    """Outputs of a text's chunks, one after the other; or, without those, w and the state before each chunk."""
+    """Outputs of a text's chunks, one after the other; or, without those, w and the state before each later chunk."""
     text, head, column = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads, tl.program_id(1) * VALUES
     begin, end = tl.load(cu_seqlens_ptr + text).to(tl.int64), tl.load(cu_seqlens_ptr + text + 1).to(tl.int64)
     index = tl.load(first_ptr + text).to(tl.int64) * num_heads + head
@@ -143,8 +143,12 @@ def _forward_kernel(
             inverse = tl.load(inverses_ptr + square_offsets(index, CHUNK))
             written = dot(inverse, beta[:, None] * left, IN_FP32)
         if out_ptr is None:
-            offsets, mask = state_offsets(index, key_size, value_size, column, KEYS, VALUES)
-            tl.store(states_ptr + offsets, state, mask=mask)
+            if first > 0:
+                before = begin + first
+                offsets, mask = state_offsets(
+                    before, head, num_heads, key_size, value_size, column, CHUNK, KEYS, VALUES
+                )
+                tl.store(states_ptr + offsets, state, mask=mask)
             store(written_ptr + head * value_size, largest * written, rows, has_row, stride, value_size, column, VALUES)
         else:
             q, _ = load_unit(q_ptr, rows, has_row, stride_q, key_size, KEYS)
@@ -184,7 +188,7 @@ def _backward_kernel(
     CHUNK: tl.constexpr,
     IN_FP32: tl.constexpr,
 ):
-    """y of a text's chunks, the last one first, and the gradient of the state after each."""
+    """y of a text's chunks, the last one first, and the gradient of the state before each later one."""
     text, head, column = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads, tl.program_id(1) * VALUES
     begin, end = tl.load(cu_seqlens_ptr + text).to(tl.int64), tl.load(cu_seqlens_ptr + text + 1).to(tl.int64)
     num_chunks = (end - begin + CHUNK - 1) // CHUNK
@@ -198,8 +202,10 @@ def _backward_kernel(
         rows = begin + chunk * CHUNK + places
         has_row = rows < end
         dout = scale * load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
-        offsets, mask = state_offsets(index, key_size, value_size, column, KEYS, VALUES)
-        tl.store(dstates_ptr + offsets, dstate, mask=mask)
+        if done > 0:
+            after = begin + (chunk + 1) * CHUNK
+            offsets, mask = state_offsets(after, head, num_heads, key_size, value_size, column, CHUNK, KEYS, VALUES)
+            tl.store(dstates_ptr + offsets, dstate, mask=mask)
         largest = largest_of(dout, dstate)
         dout, dstate = dout / largest, dstate / largest
         g = load_number(g_ptr + head, rows, has_row, num_heads)
@@ -262,12 +268,13 @@ def _gradients_kernel(
 ):
     """The gradients of a chunk's inputs, those of queries and keys for each head of values."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    begin, end = chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK)
+    begin, first_row, end = chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK)
     if end == 0:
         return
     places = tl.arange(0, CHUNK)
     rows = begin + places
     has_row = rows < end
+    has_before, has_after = begin > first_row, begin + CHUNK < end
     q_ptr += head // heads_per_key * stride_q_head
     k_ptr += head // heads_per_key * stride_k_head
     k, _ = load_unit(k_ptr, rows, has_row, stride_k, key_size, KEYS)
@@ -281,13 +288,14 @@ def _gradients_kernel(
     dbeta, dsums, dtotal = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32), 0.0
     stride = num_heads * value_size
     for column in range(0, value_size, VALUES):
-        offsets, mask = state_offsets(chunk * num_heads + head, key_size, value_size, column, KEYS, VALUES)
-        state = tl.load(states_ptr + offsets, mask=mask, other=0.0)
+        offsets, mask = state_offsets(begin, head, num_heads, key_size, value_size, column, CHUNK, KEYS, VALUES)
+        state = tl.load(states_ptr + offsets, mask=mask & has_before, other=0.0)
         v = load(v_ptr + head * stride_v_head, rows, has_row, stride_v, value_size, column, VALUES)
         written = load(written_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
         dwritten = load(dwritten_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
         dout = scale * load(dout_ptr + head * value_size, rows, has_row, stride, value_size, column, VALUES)
-        dstate = tl.load(dstates_ptr + offsets, mask=mask, other=0.0)
+        offsets += num_heads * key_size * value_size
+        dstate = tl.load(dstates_ptr + offsets, mask=mask & has_after, other=0.0)
         dv = beta[:, None] * dwritten
         store(dv_ptr + head * value_size, dv, rows, has_row, stride, value_size, column, VALUES)
         dtotal += tl.exp(total) * tl.sum(state * dstate)
@@ -374,18 +382,19 @@ class _Inputs:
         grid = self.num_texts * self.num_heads, triton.cdiv(self.value_size, values)
         return grid, self.options | {"VALUES": values}
 
-    def of_each_chunk(self, *shape: int) -> Tensor:
-        """A new tensor of fp32 numbers for each chunk and head."""
-        return self.v.new_empty(*self.of_chunks, *shape, dtype=torch.float32)
+    def new_states(self) -> Tensor:
+        """Room for the states before chunks, [(A - 1) // CHUNK, H, E, F]; before a text's first one they are empty."""
+        shape = (len(self.v) - 1) // CHUNK, self.num_heads, self.key_size, self.value_size
+        return self.v.new_empty(shape, dtype=torch.float32)
 
     def invert(self, erases: bool) -> Tensor | None:
         """T of each chunk and head, [N, H, CHUNK, CHUNK]; None if the rule erases nothing."""
         if not erases:
             return None
-        inverses, strides = self.of_each_chunk(CHUNK, CHUNK), self.k.stride()[:2]
+        inverses = self.v.new_empty(*self.of_chunks, CHUNK, CHUNK, dtype=torch.float32)
         _invert_kernel[self.of_chunks](
             *(self.k, self.g, self.beta, *self.chunks, inverses, self.num_texts),
-            *(*self.sizes[:3], *strides),
+            *(*self.sizes[:3], *self.k.stride()[:2]),
             **self.options,
         )
         return inverses
@@ -393,7 +402,7 @@ class _Inputs:
     def go_forward(
         self, inverses: Tensor | None, out: Tensor | None, states: Tensor | None, written: Tensor | None
     ) -> None:
-        """Writes the outputs, or the states [N, H, E, F] before chunks and what is written to them, w [A, H, F]."""
+        """Writes the outputs, or the states before chunks and what is written to them, w [A, H, F]."""
         grid, options = self.by_text
         _forward_kernel[grid](
             *(self.q, self.k, self.v, self.g, self.beta, *self.chunks[:2], inverses, out, states, written),
@@ -427,7 +436,7 @@ def gated_delta_rule_backward(
         return q_AGE.new_empty(q_AGE.shape), k_AGE.new_empty(k_AGE.shape), dv, dg, dbeta
     inputs, dout = _Inputs(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks), dout.contiguous()
     inverses, of_rows = inputs.invert(erases), (inputs.g, inputs.beta, dout)
-    states, dstates = (inputs.of_each_chunk(inputs.key_size, inputs.value_size) for _ in range(2))
+    states, dstates = (inputs.new_states() for _ in range(2))
     written, dwritten = (dv.new_empty(dv.shape, dtype=torch.float32) for _ in range(2))
     inputs.go_forward(inverses, None, states, written)
     grid, options = inputs.by_text

@@ -60,8 +60,14 @@ def decays_of(sums):
 
 
 @triton.jit
-def state_offsets(index, key_size, value_size, first, KEYS: tl.constexpr, VALUES: tl.constexpr):
-    """Offsets of some columns of a state [E, F] among others, and whether they are there."""
+def state_offsets(
+    row, head, num_heads, key_size, value_size, first, CHUNK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr
+):
+    """Offsets of some columns of a head's state [E, F] before a row, and whether they are there.
+
+    A text's second or a later chunk begins at that row. No two such rows are in the same CHUNK rows of the batch.
+    """
+    index = (row // CHUNK - 1) * num_heads + head
     rows, columns = tl.arange(0, KEYS), first + tl.arange(0, VALUES)
     offsets = rows[:, None] * value_size + columns[None, :]
     return index * key_size * value_size + offsets, (rows < key_size)[:, None] & (columns < value_size)[None, :]
@@ -76,12 +82,12 @@ def square_offsets(index, CHUNK: tl.constexpr):
 
 @triton.jit
 def chunk_of(chunk, cu_seqlens_ptr, first_ptr, texts_ptr, num_texts, CHUNK: tl.constexpr):
-    """The first row of a chunk and the end of its text; an end of 0 for chunks that the texts do not have."""
+    """The first row of a chunk, and its text's first row and end; an end of 0 for chunks that the texts do not have."""
     text = tl.load(texts_ptr + chunk)
     is_there = text < num_texts
-    begin = tl.load(cu_seqlens_ptr + text, mask=is_there, other=0)
+    first = tl.load(cu_seqlens_ptr + text, mask=is_there, other=0).to(tl.int64)
     end = tl.load(cu_seqlens_ptr + text + 1, mask=is_there, other=0)
-    return begin + (chunk - tl.load(first_ptr + text, mask=is_there, other=0)) * CHUNK, end
+    return first + (chunk - tl.load(first_ptr + text, mask=is_there, other=0)) * CHUNK, first, end
 
 
 @triton.jit

@@ -157,6 +157,8 @@ class Activations:
             of_states = self._padded_rows(sizes) * self._padded_bytes(block)
             if block.kept is not None and self._run.packs_rule(block.kept):
                 of_states = self._run.temporary_in_rule(block.kept.rule, sizes, with_gradients=with_gradients)
+            elif block.kept is not None and block.kept.heads is not None and with_gradients:
+                of_states += self._run.sums_in_attention(block.kept.heads, sizes)
             return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self._options.chunked_blocks:

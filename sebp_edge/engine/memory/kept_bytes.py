@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sebp_edge.engine.models.architecture import blocks_of
-from sebp_edge.engine.models.shape import Kept, RuleShape
+from sebp_edge.engine.models.shape import HeadsShape, Kept, RuleShape
 from sebp_edge.engine.sparse.hoist import ATTENTION
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
 from sebp_edge.engine.sparse.patches.packed_layers import PackedTexts, packed_forward, runs_packed, without_texts
@@ -46,7 +46,9 @@ def measure_kept(model: nn.Module, small: nn.Module, *, without_blocks: bool = F
         # A text of one row keeps as much as one of a chunk, or nearly: some of it is not in chunks.
         num_rows = round(of_one_row[block, True] / found[0][-1][1]) if found[0][-1][1] else 1
         multiple = 1 << max(0, num_rows - 1).bit_length()
-        return Kept(*found, multiple, block is not None and has_state[block], meter.rules.get(block))
+        modules = [] if block is None else blocks_of(model)[block].modules()
+        heads = next((HeadsShape(*meter.heads[layer]) for layer in modules if layer in meter.heads), None)
+        return Kept(*found, multiple, block is not None and has_state[block], meter.rules.get(block), heads)
 
     return kept(None), [kept(block) for block in range(len(blocks_of(model)))]
 
@@ -66,11 +68,13 @@ class _Meter:
 
     Attributes:
         rules: the linear attention of blocks, once kernels run.
+        heads: the number of heads of layers' attention, and the size of each.
     """
 
     def __init__(self, model: nn.Module):
         self._model, self._place, self._recomputes = model, (None, False), False
         self.rules: dict[int, RuleShape] = {}
+        self.heads: dict[nn.Module, tuple[int, int]] = {}
         # What our norms and gates compute, and whether a linear layer runs.
         self._computed, self._is_in_linear = _Storages(), False
         # The hooks of layers on padded texts.
@@ -154,7 +158,7 @@ class _Meter:
         ids_1T = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
         self._texts = PackedTexts(begins.to("meta"), tokens)
         packed = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), begins)
-        packed |= dict.fromkeys(("max_length_q", "max_length_k"), tokens)
+        packed |= dict.fromkeys(("max_length_q", "max_length_k"), tokens) | {"recorded_heads": self.heads}
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             self._model.base_model(input_ids=ids_1T, position_ids=ids_1T, use_cache=False, **packed)
         sizes = Counter()

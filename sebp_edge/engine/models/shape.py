@@ -61,6 +61,14 @@ class RuleShape:
 
 
 @dataclass(frozen=True)
+class HeadsShape:
+    """The sizes of a block's attention."""
+
+    number: int  # of queries
+    size: int
+
+
+@dataclass(frozen=True)
 class Kept:
     """What autograd keeps of a part of a decoder."""
 
@@ -71,6 +79,7 @@ class Kept:
     multiple: int = 1  # of how many rows these layers take a multiple
     has_state: bool = False  # whether it has such layers
     rule: RuleShape | None = None
+    heads: HeadsShape | None = None
 
 
 @dataclass(frozen=True)

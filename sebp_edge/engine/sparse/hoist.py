@@ -219,6 +219,7 @@ def rows_attention(
     cu_seq_lens_k: Tensor | None = None,
     max_length_k: int | None = None,
     recorded_scores: list[Scores] | None = None,
+    recorded_heads: dict[nn.Module, tuple[int, int]] | None = None,
     prefixes: Prefixes | None = None,
     **others,
 ) -> tuple[Tensor, None]:
@@ -229,6 +230,7 @@ def rows_attention(
         cu_seq_lens_q: int32 [B + 1], where each sequence begins.
         max_length_q: the length of the longest sequence, or an upper bound of it.
         recorded_scores: a list to which the options of the layer's scores are appended.
+        recorded_heads: takes the number of the layer's heads, and their size.
         prefixes: the sequences that continue others; None if none does.
 
     Returns:
@@ -246,6 +248,8 @@ def rows_attention(
     scores = Scores(scaling, sliding_window, softcap, causal, dropout)
     if recorded_scores is not None:
         recorded_scores.append(scores)
+    if recorded_heads is not None:
+        recorded_heads[module] = query_1HAE.shape[1], query_1HAE.shape[3]
     q_AHE, k_AGE, v_AGE = (states.squeeze(0).transpose(0, 1) for states in (query_1HAE, key_1GAE, value_1GAE))
     return sequence_attention_(q_AHE, k_AGE, v_AGE, cu_seq_lens_q, max_length_q, scores, prefixes=prefixes)[None], None
 

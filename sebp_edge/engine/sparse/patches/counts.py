@@ -6,8 +6,8 @@ the counts with what autograd really keeps.
 
 from typing import NamedTuple
 
-from sebp_edge.basics.flash_attention import MAX_SHORT_LENGTH, dq_buffer_bytes
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, Kept, RuleShape
+from sebp_edge.basics.flash_attention import MAX_FLASH_HEAD, MAX_SHORT_LENGTH, dq_buffer_bytes
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, HeadsShape, Kept, RuleShape
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 
 FP32 = 4  # bytes
@@ -84,6 +84,14 @@ class Execution(NamedTuple):
         per_group = queries + 2 * keys + (2 * queries if dq_bytes else 0) + (2 * queries if num_groups > 1 else 0)
         numbers = block.hidden + 2 * queries + 2 * keys
         return int(sizes.tokens * self.itemsize * (numbers + per_group / num_groups) + dq_bytes / num_groups)
+
+    def sums_in_attention(self, heads: HeadsShape, sizes: Bucket) -> int:
+        """Bytes that flash attention adds in its backward pass: dq in fp32, and dk and dv of each query head."""
+        is_flash = sizes.longest > MAX_SHORT_LENGTH and heads.size <= MAX_FLASH_HEAD
+        if not (self.has_flash_attention and is_flash):
+            return 0
+        dq_bytes = dq_buffer_bytes(sizes.tokens, heads.number, heads.size, sizes.slots)
+        return dq_bytes + self.itemsize * sizes.tokens * 2 * heads.number * heads.size
 
     def temporary_in_attention(self, block: Block) -> int:
         """Bytes per token that the model's own rotation allocates and frees; 0 if ours replaces it.
@@ -165,14 +173,15 @@ class Execution(NamedTuple):
     def temporary_in_rule(self, rule: RuleShape, sizes: Bucket, *, with_gradients: bool) -> int:
         """Bytes that kernels of linear attention allocate and free in a layer: of each chunk, a matrix of its rows.
 
-        The backward pass adds each chunk's state and its gradient, and two numbers for each of values and keys.
+        The backward pass adds two numbers for each of values and keys, and the states before all chunks but a text's
+        first one, with their gradients.
         """
         num_chunks = (sizes.tokens + (RULE_CHUNK - 1) * sizes.slots) // RULE_CHUNK
-        of_chunk, of_token = RULE_CHUNK**2, 0
+        numbers = num_chunks * RULE_CHUNK**2
         if with_gradients:
-            of_chunk += 2 * rule.key_size * rule.value_size
-            of_token = 2 * (rule.key_size + rule.value_size)
-        return FP32 * rule.heads * (num_chunks * of_chunk + sizes.tokens * of_token)
+            numbers += 2 * ((sizes.tokens - 1) // RULE_CHUNK) * rule.key_size * rule.value_size
+            numbers += 2 * sizes.tokens * (rule.key_size + rule.value_size)
+        return FP32 * rule.heads * numbers
 
     def kept_by_lora(self, layers: int) -> int:
         """Bytes per token that autograd keeps of the adapters of `layers` layers: x Aᵀ, as wide as the rank."""

@@ -17,7 +17,7 @@ from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.engine.models.sharding import is_sharded
 from sebp_edge.engine.sparse.patches.patch import Patch, is_wrapped
 from sebp_edge.engine.sparse.patches.state import has_hooks
-from sebp_edge.machine.devices import release_memory
+from sebp_edge.machine.devices import moved_into_gaps, release_memory
 from sebp_edge.ops import (
     GatedInputs,
     LoraGroup,
@@ -183,8 +183,11 @@ class _LayerGroup:
         self.forget()
 
     def stack(self) -> None:
-        """Stacks the layers' weights in one storage."""
-        self._stack([plain_projection(layer) for layer in self.layers])
+        """Stacks the layers' weights in one storage; a single one may move to where others were."""
+        projections = [plain_projection(layer) for layer in self.layers]
+        if len(projections) == 1 and isinstance(weight := projections[0].weight, Tensor):
+            weight.data = moved_into_gaps(weight.data)
+        self._stack(projections)
 
     def unstack(self) -> None:
         """Moves each layer's weight to its own storage again, unless another handle has stacked it since."""

@@ -86,6 +86,8 @@ class Head:
 
     def _run(self, compute: Callable, hidden_CD: Tensor):
         """Returns what a function of the hidden states computes with the head's weight."""
+        # Some model families, such as Mamba, have hidden states in fp32.
+        hidden_CD = hidden_CD.to(self.weight.dtype)
         if not isinstance(self._linear, FSDPModule):
             return compute(hidden_CD)
         # FSDP gathers the head's weight by hooks on calls of the head.

@@ -34,7 +34,8 @@ _WHOLE = "mamba2_split_conv1d_scan_combined"
 _OF_CACHES_AND_MASKS = {"causal_conv1d_update", "torch_recurrent_gated_delta_rule", "mamba2_selective_state_update"}
 _OF_CACHES_AND_MASKS |= {"apply_mask_to_padding_states"}
 # Keywords that say where texts begin among packed rows. A layer that attends without them raises an error.
-_OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "recorded_scores", "prefixes")
+_OF_PACKED_ROWS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+_OF_PACKED_ROWS += ("recorded_scores", "recorded_heads", "prefixes")
 # Keywords that transformers' layers pass on to attention and to convolutions, and that have no effect there.
 _WITHOUT_EFFECT = {"position_ids", "use_cache", "cache_position", "output_attentions", "return_dict"}
 
