@@ -123,8 +123,10 @@ def sequence_attention_(
         [A, H, E]. First-order gradients only, on a GPU.
 
     Raises:
-        ValueError: a window, or prefixes, without causal attention.
+        ValueError: a window, or prefixes, without causal attention; angles of another size than heads.
     """
+    if rotary is not None and rotary[0].shape[-1] != q_AHE.shape[-1]:
+        raise ValueError(f"Got {rotary[0].shape[-1]} angles of each row; expected {q_AHE.shape[-1]}, a head's size.")
     if scores.window is not None and not scores.causal:
         raise ValueError(f"A window of {scores.window} needs causal attention; leave it out, or ask for causal=True.")
     if prefixes is not None and not scores.causal:

@@ -26,17 +26,22 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: torch.
             cached memory from then on.
         RuntimeError: memory ran out; the partial graph is freed.
     """
-    stream = side_stream(device)
+    stream, first = side_stream(device), None
     # If a capture fails at its end, torch leaves the side stream current.
     with torch.cuda.stream(torch.cuda.current_stream(device)), without_autocast_cache(device):
         try:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                yield
+                try:
+                    yield
+                except RuntimeError as error:
+                    first = error
+                    raise
         except RuntimeError as error:
             _leave_capture(stream)
             if ran_out_of_memory(error):
                 raise
-            raise CannotCapture(str(error).splitlines()[0]) from error
+            # An error at the end of a capture only says that there was one before.
+            raise CannotCapture(str(first or error).splitlines()[0]) from error
 
 
 def _leave_capture(stream: torch.cuda.Stream) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, padded_batch
 from builders import make_llama, seeded
-from model_families import MODELS, WITH_STATES
+from model_families import MODELS, SIZES, WITH_STATES, make_model
 from pairwise import pairwise
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -73,6 +73,15 @@ def test_heads_are_not_rotated_if_the_model_passes_no_angles(fits_flash_attentio
     expected = dense_losses(model, batch)
     with Hoisted(model) as hoisted:
         assert "forward" in vars(model.model.layers[1].self_attn)
+        found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_part_of_each_head_is_rotated_by_the_model_itself(fits_flash_attention):
+    config = AutoConfig.for_model("glm4_moe", **SIZES, first_k_dense_replace=2, partial_rotary_factor=0.5)
+    model, batch = make_model(config).double(), padded_batch()
+    expected = dense_losses(model, batch)
+    with Hoisted(model) as hoisted:
         found = hoisted.row_losses(ActiveTokens.gather(batch["input_ids"], RowPlan.from_labels(batch["labels"])))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 

@@ -72,7 +72,9 @@ class _Forward:
 
     def __call__(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, **inputs) -> tuple:
         block = self._block
-        if "cu_seq_lens_q" not in inputs:
+        # Some blocks rotate a part of each head, if angles are for no more.
+        rotates_part = position_embeddings and position_embeddings[0].shape[-1] != block.head_dim
+        if rotates_part or "cu_seq_lens_q" not in inputs:
             return type(block).forward(block, hidden_states, position_embeddings, **inputs)
         if inputs.get("recorded_scores") is not None:
             inputs["recorded_scores"].append(self._scores)
