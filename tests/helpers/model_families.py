@@ -11,6 +11,7 @@ from transformers import (
     DistilBertConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
@@ -45,6 +46,14 @@ def large_tables(least):
 def make_model(config, attention="sdpa"):
     with seeded(1):
         return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+def make_gemma4(**changes):
+    """Two of its six layers read the keys and values of others, and its layers have heads of two sizes."""
+    sizes = SIZES | {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3}
+    sizes |= {"head_dim": 8, "global_head_dim": 16, "sliding_window": 5, "num_kv_shared_layers": 2}
+    sizes |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": SIZES["vocab_size"]}
+    return make_model(Gemma4TextConfig(**sizes | changes))
 
 
 LINEAR = {

@@ -2,12 +2,13 @@
 
 import gc
 import weakref
+from collections.abc import MutableMapping
 
 import pytest
 import torch
 from against_dense import all_gradients, gradients, padded_batch, with_adapter
 from builders import batch_losses, make_examples, make_llama, make_step, row_losses
-from model_families import MODELS
+from model_families import MODELS, make_gemma4
 
 from sebp_edge import Recipe
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
@@ -34,14 +35,37 @@ def assert_equal(found, expected):
 
 @pytest.mark.parametrize(
     ("family", "adapt", "prompt"),
-    [(family, *(("full", 0), ("lora", 5))[number % 2]) for number, family in enumerate(MODELS)],
+    [(family, *(("full", 0), ("lora", 5))[number % 2]) for number, family in enumerate([*MODELS, "gemma4"])],
 )
 def test_gradients_are_bitwise_those_of_kept_activations(family, adapt, prompt):
-    model = MODELS[family]().eval()
+    model = (MODELS | {"gemma4": make_gemma4})[family]().eval()
     model = with_adapter(model) if adapt == "lora" else model
     kept = all_gradients(model, 0, prompt)
     assert_equal(all_gradients(model, 1, prompt), kept)
     assert_equal(all_gradients(model, 1, prompt, offload=True), kept)
+
+
+def test_keys_that_blocks_share_are_freed_with_the_losses():
+    """Without Python's collector of cycles: a checkpoint must not keep what it passes on."""
+    model, batch, keys = make_gemma4(), padded_batch(), []
+
+    def note(_block, _inputs, kwargs, _out):
+        (shared,) = (given for given in kwargs.values() if isinstance(given, MutableMapping))
+        keys.append(weakref.ref(shared["full_attention"][0]))
+
+    model.model.layers[3].self_attn.register_forward_hook(note, with_kwargs=True)
+    with Hoisted(model, checkpoints=5) as rows:
+        gc.collect()
+        keys.clear()
+        gc.disable()
+        try:
+            losses = batch_losses(rows, batch)
+            losses.sum().backward(retain_graph=True)
+            assert len(keys) == 2  # the second while its block was recomputed
+            del losses
+            assert [key() for key in keys] == [None, None]
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(("num_blocks", "offload"), [(1, True), (3, False), (3, True)])

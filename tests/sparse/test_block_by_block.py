@@ -5,18 +5,15 @@ import random
 import pytest
 import torch
 from builders import SIZES, make_llama
-from model_families import make_model
-from transformers import Gemma4TextConfig
+from model_families import make_gemma4
 
 from sebp_edge.engine.sparse.block_by_block import BlockByBlock
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
 
 
 def test_a_model_in_which_rounding_grows_from_block_to_block_is_hoisted():
-    sizes = SIZES | {"num_hidden_layers": 24, "head_dim": 8, "global_head_dim": 16, "num_kv_shared_layers": 2}
-    sizes |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": SIZES["vocab_size"]}
     kinds = ["sliding_attention", "full_attention"] * 12
-    model = make_model(Gemma4TextConfig(**sizes, layer_types=kinds)).to(torch.bfloat16)
+    model = make_gemma4(num_hidden_layers=24, layer_types=kinds).to(torch.bfloat16)
     sequences = [random.choices(range(7, SIZES["vocab_size"]), k=length) for length in (48, 31)]
     with torch.no_grad():
         for block in model.model.layers:

@@ -4,17 +4,17 @@ layers share keys."""
 
 import copy
 import random
+from functools import partial
 
 import pytest
 import torch
 from against_dense import assert_same_gradients, dense_losses, gradients, with_lora
 from builders import IGNORE, SIZES, checkpoint_activations, gathered, hoist
-from model_families import LINEAR, WITH_STATES, make_model
+from model_families import LINEAR, WITH_STATES, make_gemma4, make_model
 from pairwise import pairwise
 from transformers import (
     BambaConfig,
     FalconH1Config,
-    Gemma4TextConfig,
     GraniteMoeHybridConfig,
     NemotronHConfig,
     OlmoHybridConfig,
@@ -49,27 +49,7 @@ FAMILIES = {
         NemotronHConfig(**WITHOUT_LAYERS, **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention"])
     ),
 }
-# Two of its six layers read the keys and values of others, and its layers have heads of two sizes.
-GEMMA4 = SIZES | {"num_hidden_layers": 6}
-
-
-def make_gemma4():
-    return make_model(
-        Gemma4TextConfig(
-            **GEMMA4,
-            head_dim=8,
-            global_head_dim=16,
-            sliding_window=5,
-            hidden_size_per_layer_input=8,
-            vocab_size_per_layer_input=320,
-            num_kv_shared_layers=2,
-            use_double_wide_mlp=True,
-            layer_types=["sliding_attention", "full_attention"] * 3,
-        )
-    )
-
-
-FAMILIES["gemma4"] = make_gemma4
+FAMILIES["gemma4"] = partial(make_gemma4, use_double_wide_mlp=True)
 # Their linear attention and state spaces run on packed texts where kernels run. Short convolutions do everywhere.
 WITH_RULES = ("qwen3.5", "qwen3-next", "olmo-hybrid", "falcon-h1", "bamba", "granite-hybrid", "nemotron-h")
 ON_PACKED_TEXTS = {f"{family} on packed texts": family for family in WITH_RULES}

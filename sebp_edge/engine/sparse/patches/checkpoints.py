@@ -12,8 +12,9 @@ Offloaded inputs are kept in host memory. They are copied there while their bloc
 recomputed, on a separate stream, which captured graphs include.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -65,14 +66,17 @@ class _InCheckpoint:
         if not torch.is_grad_enabled():
             return self._forward(hidden, *args, **kwargs)
         refuse_dropout(self._dropouts)
+        forward = self._forward if self._host is None else self._forward_offloaded
+        # Blocks may pass tensors on in a dictionary, which these would keep through their checkpoint: a cycle.
+        first = [kwargs]
+        again = {name: copy(value) if isinstance(value, MutableMapping) else value for name, value in kwargs.items()}
         return checkpoint(
-            self._forward if self._host is None else self._forward_offloaded,
+            lambda *given: forward(*given, **(first.pop() if first else again)),
             hidden if self._host is None else _Offloaded(hidden, self._host),
             *args,
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), self._blocks.recomputing()),
-            **kwargs,
         )
 
     def _forward_offloaded(self, hidden: "_Offloaded", *args, **kwargs):
