@@ -128,6 +128,7 @@ def test_the_memory_outside_torchs_allocator_is_measured():
     assert memory.used >= before + kept.numel()
 
 
+@pytest.mark.fills_gpu
 def test_lowering_stacks_frees_memory_and_does_not_change_results():
     x = torch.randn(300, 200, device=CUDA, dtype=torch.bfloat16)
     expected = x @ x.T  # loads the libraries of matrix products

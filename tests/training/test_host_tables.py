@@ -136,6 +136,7 @@ def test_replies_are_those_of_a_resident_table(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.fills_gpu
 def test_an_adaptation_stays_within_a_plan_without_the_table(folder, tmp_path):
     texts = make_sentences(30, words=60)
     recipe = RECIPE.replace(batch_tokens=500, epochs=1, context_length=128)

@@ -185,7 +185,8 @@ class _LayerGroup:
     def stack(self) -> None:
         """Stacks the layers' weights in one storage; a single one may move to where others were."""
         projections = [plain_projection(layer) for layer in self.layers]
-        if len(projections) == 1 and isinstance(weight := projections[0].weight, Tensor):
+        weight = projections[0].weight
+        if len(projections) == 1 and isinstance(weight, Tensor) and not is_streamed(weight):
             weight.data = moved_into_gaps(weight.data)
         self._stack(projections)
 
