@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_393
+MAX_LINES = 52_405
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -67,12 +67,12 @@ MAX_LINES_OF_ROOM = {
     "engine.models": 5_004,
     "engine.models.gguf": 1_394,
     "engine.sparse": 1_724,
-    "engine.sparse.patches": 2_810,
+    "engine.sparse.patches": 2_817,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_950,
     "export": 1_861,
     "lessons": 2_265,
-    "machine": 1_162,
+    "machine": 1_167,
     "reading": 6_390,
     "research": 1_609,
     "run": 5_789,

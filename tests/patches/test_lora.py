@@ -8,12 +8,15 @@ import torch
 from against_dense import padded_batch, with_adapter
 from builders import make_llama
 from four_bits import four_bit_llama, lora_layers
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from sebp_edge import Recipe
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.lora import plain_projection
 from sebp_edge.engine.sparse.patches.counts import joined_bytes
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
+from sebp_edge.engine.training.update import Update
 from sebp_edge.ops import QuantisedWeight
 from sebp_edge.ops.gpu.copies import CopyTable
 
@@ -57,6 +60,20 @@ def test_tables_that_captured_graphs_read_stay_until_the_weights_are_detached(ke
         assert [table() is not None for table in tables] == [True]
     gc.collect()
     assert tables[0]() is None
+
+
+def test_adapters_that_moved_leave_no_memory_behind():
+    model = with_adapter(make_llama())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with FusedLora(model) as fused:
+        fused.attach()
+        with fused.refreshed():
+            model(input_ids=torch.tensor([[5, 6, 7]]))
+        before = [StorageWeakRef(parameter.untyped_storage()) for parameter in parameters]
+        Update(parameters, Recipe.load("notes"))  # makes them views of one tensor
+        with fused.refreshed():
+            model(input_ids=torch.tensor([[5, 6, 7]]))
+        assert all(storage.expired() for storage in before)
 
 
 @pytest.mark.slow

@@ -114,7 +114,10 @@ class FusedLora(Patch):
         if copies := [copy for group in current for copy in group.stacked.copies()]:
             key = tuple((copy.source.data_ptr(), copy.destination.data_ptr()) for copy in copies)
             if key not in self._copiers:
-                self._copiers[key] = repeatedly(copies)
+                # Adapters that moved since leave memory behind that only their copiers keep.
+                present = {parameter.data_ptr() for parameter in self._model.parameters()}
+                kept = {old: run for old, run in self._copiers.items() if present.issuperset(one for one, _ in old)}
+                self._copiers = kept | {key: repeatedly(copies)}
             self._copiers[key]()
         self._refreshed = current
         with self.without_refresh():
