@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_408
+MAX_LINES = 52_412
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -64,7 +64,7 @@ MAX_LINES_OF_ROOM = {
     "cli": 2_965,
     "engine": 9,
     "engine.memory": 1_845,
-    "engine.models": 5_004,
+    "engine.models": 5_008,
     "engine.models.gguf": 1_394,
     "engine.sparse": 1_724,
     "engine.sparse.patches": 2_820,

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 from builders import SIZES, make_llama, seeded
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BertConfig,
     CohereConfig,
@@ -102,6 +103,40 @@ WITH_STATES = {
         )
     ),
 }
+# Models of five blocks of no known kind: with convolutions, linear attention, keys of other blocks, and state spaces.
+KINDS = ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"]
+OF_NO_KNOWN_KIND = {
+    "lfm2": {"layer_types": [kind.replace("linear_attention", "conv") for kind in KINDS]},
+    "qwen3_5_text": {
+        "layer_types": KINDS,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "gemma4_text": {
+        "layer_types": [kind.replace("linear", "sliding") for kind in KINDS],
+        "global_head_dim": 32,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 64,
+        "vocab_size_per_layer_input": SIZES["vocab_size"],
+    },
+    "granitemoehybrid": {
+        "layer_types": KINDS,
+        "shared_intermediate_size": 192,
+        "num_local_experts": 0,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 8,
+    },
+}
+
+
+def make_of_no_known_kind(family):
+    sizes = SIZES | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": len(KINDS), "head_dim": 16}
+    return make_model(AutoConfig.for_model(family, **sizes | OF_NO_KNOWN_KIND[family]))
+
+
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 GPT2 = {"vocab_size": 320, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "pad_token_id": 2}
 NO_DROPOUT_GPT2 = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from against_dense import padded_batch
 from builders import disturb, make_examples, make_llama, save_model
+from model_families import OF_NO_KNOWN_KIND, make_of_no_known_kind
 from safetensors.torch import load_file, save_file
 
 from sebp_edge import AdapterStore, Personalizer, Recipe
@@ -16,7 +17,7 @@ from sebp_edge.engine.models.generation import generate_text
 from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.engine.models.shape import spread
-from sebp_edge.engine.models.streaming import StreamedBlocks
+from sebp_edge.engine.models.streaming import StreamedBlocks, move_to_device
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.losses import RowLosses
@@ -41,6 +42,11 @@ def recipe(request):
 @pytest.fixture
 def folder(tmp_path):
     return save_model(make_llama(attention_bias=True, **SIZES), tmp_path / "model")
+
+
+@pytest.fixture(params=OF_NO_KNOWN_KIND)
+def other_folder(request, tmp_path):
+    return save_model(make_of_no_known_kind(request.param), tmp_path / "model")
 
 
 def load(folder, recipe, number):
@@ -104,6 +110,29 @@ def test_losses_and_gradients_are_those_of_the_resident_model_bit_for_bit(folder
         assert base.streamed_blocks == number and base.in_4bit == bool(recipe.load_in_4bit)
         found = losses_and_gradients(base, recipe, examples, options, poisoned=True)
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("checkpoints", [0, 3])
+def test_blocks_of_no_known_kind_are_exact_too(other_folder, recipe, checkpoints):
+    examples, options = make_examples([31, 1, 17, 64, 5]), MemoryOptions(checkpoints=checkpoints)
+    expected = losses_and_gradients(load(other_folder, recipe, 0), recipe, examples, options)
+    for number in NUMBERS:
+        base = load(other_folder, recipe, number)
+        found = losses_and_gradients(base, recipe, examples, options, poisoned=True)
+        assert all(map(torch.equal, found, expected))
+
+
+def test_weights_that_blocks_share_stay_on_the_device():
+    model, ids = make_llama(**SIZES), torch.tensor([[5, 6, 7]])
+    layers = model.model.layers
+    layers[4].mlp.up_proj = layers[1].mlp.up_proj
+    with torch.no_grad():
+        expected = model(ids).logits
+        move_to_device(model, CPU, 5, None, lambda block: None)
+        poison(model)
+        assert torch.equal(model(ids).logits, expected)
+        assert torch.equal(model(ids).logits, expected)
+    assert not hasattr(layers[1].mlp.up_proj.weight, "is_streamed") and layers[1].mlp.gate_proj.weight.is_streamed
 
 
 def test_no_saved_tensor_is_of_a_buffer_and_what_runs_without_active_rows_is_exact_too(folder, recipe):

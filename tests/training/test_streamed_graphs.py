@@ -4,6 +4,7 @@ import pytest
 import torch
 from builders import make_llama, make_sentences, save_model
 from graph_learners import RECIPE, losses_and_steps
+from model_families import OF_NO_KNOWN_KIND, make_of_no_known_kind
 
 from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
@@ -45,6 +46,16 @@ def test_steps_are_those_of_the_resident_model_bit_for_bit(folder, in_4_bits, nu
         options = MemoryOptions(checkpoints=1)
     expected = losses_and_steps(load(folder, 0, in_4_bits), options, with_graphs=with_graphs)
     found = losses_and_steps(load(folder, number, in_4_bits), options, with_graphs=with_graphs)
+    assert all(map(torch.equal, found, expected))
+
+
+@PRECISIONS
+@pytest.mark.parametrize("family", OF_NO_KNOWN_KIND)
+def test_steps_of_blocks_of_no_known_kind_are_those_of_resident_ones(tmp_path, family, in_4_bits):
+    folder = save_model(make_of_no_known_kind(family).to(torch.bfloat16), tmp_path / "model")
+    options = MemoryOptions(checkpoints=2)
+    expected = losses_and_steps(load(folder, 0, in_4_bits), options)
+    found = losses_and_steps(load(folder, 5, in_4_bits), options)
     assert all(map(torch.equal, found, expected))
 
 

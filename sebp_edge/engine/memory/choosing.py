@@ -163,7 +163,7 @@ class _Candidates:
             ]
         for each in recipes:
             yield from self._all_options(each, in_8_bits=True)
-        if not (is_lora and self.target.on_gpu and all(block.kind for block in self.shape.blocks)):
+        if not (is_lora and self.target.on_gpu and self.shape.is_hoisted):
             return
         for each in recipes:
             if each.load_in_4bit == recipes[-1].load_in_4bit:

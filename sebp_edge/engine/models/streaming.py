@@ -11,7 +11,8 @@ A pass over n blocks with gradients makes 2 n - 2 copies, in parallel with compu
 them. Autograd may keep a view of a buffer, whose values are there again in the backward pass, but no copy of it.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 import torch
@@ -57,10 +58,10 @@ class StreamedBlocks:
         self._held: list[int | None] = [None, None]
         self._next: int | None = None
 
-    def add(self, block: nn.Module) -> None:
-        """Moves a block's frozen matrices to host memory; raises a MachineError if that is full."""
+    def add(self, block: nn.Module, shared: Container[nn.Parameter] = ()) -> None:
+        """Moves a block's frozen matrices to host memory, but those shared; raises a MachineError if that is full."""
         number, places, end = len(self._hosts), [], 0
-        for owner, attribute in _frozen(block):
+        for owner, attribute in _frozen(block, shared):
             tensor = getattr(owner, attribute)
             begin = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = begin + tensor.nbytes
@@ -146,13 +147,16 @@ def move_to_device(
     for table in tables:
         table.is_on_host = True
     streamed, chosen = StreamedBlocks(device), set(spread(number, len(blocks)))
+    # A weight of several blocks has no place of its own in a buffer.
+    times = Counter(weight for block in blocks for weight in block.parameters())
+    shared = {weight for weight, number_of_blocks in times.items() if number_of_blocks > 1}
     for place, block in enumerate(blocks):
         if compute_dtype is not None:
             _quantise(block, head, device, compute_dtype)
         _move(block, device)
         check(block)
         if place in chosen:
-            streamed.add(block)
+            streamed.add(block, shared)
     if compute_dtype is not None:
         _quantise(model, head, device, compute_dtype)
         model.is_loaded_in_4bit = True
@@ -164,14 +168,14 @@ def move_to_device(
         streamed.begin()
 
 
-def _frozen(block: nn.Module) -> Iterator[tuple[object, str]]:
-    """Yields a block's matrices, and the scales of those in 4 bits, as objects with the name of an attribute."""
+def _frozen(block: nn.Module, shared: Container[nn.Parameter]) -> Iterator[tuple[object, str]]:
+    """Yields a block's own matrices, and the scales of those in 4 bits, as objects with the name of an attribute."""
     for parent in block.modules():
         children = dict(parent.named_children())
         ordered = [*(name for name in _TOGETHER if name in children), *children]
         for name in dict.fromkeys(ordered):
             for weight in children[name].parameters(recurse=False):
-                if weight.dim() > 1:
+                if weight.dim() > 1 and weight not in shared:
                     weight.is_streamed = True
                     yield weight, "data"
                     if (state := getattr(weight, "quant_state", None)) is not None:
