@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import backend, reference
-from .reference import CHUNK
+from . import backend
+from .chunked_rule import CHUNK
 
 
 class Chunks(NamedTuple):
@@ -49,15 +49,15 @@ class _GatedDeltaRule(torch.autograd.Function):
     def forward(ctx, erases, chunks, *inputs):
         ctx.save_for_backward(*chunks, *inputs)
         ctx.erases = erases
-        return backend.kernels("delta_rule").gated_delta_rule(*inputs, chunks, erases)
+        return backend.implementation(inputs[2], "delta_rule").gated_delta_rule(*inputs, chunks, erases)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         # Read once, as activation checkpoints ask for.
         *chunks, q, k, v, g, beta = ctx.saved_tensors
-        kernels = backend.kernels("delta_rule")
-        return None, None, *kernels.gated_delta_rule_backward(dout, q, k, v, g, beta, tuple(chunks), ctx.erases)
+        chosen = backend.implementation(v, "delta_rule")
+        return None, None, *chosen.gated_delta_rule_backward(dout, q, k, v, g, beta, tuple(chunks), ctx.erases)
 
 
 def gated_delta_rule(
@@ -71,7 +71,7 @@ def gated_delta_rule(
         beta_AH: how much of a row's value a state takes, from 0 to 1, or to 2.
         chunks: where texts begin.
     """
-    return _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks, erases=True)
+    return _GatedDeltaRule.apply(True, chunks, q_AGE, k_AGE, v_AHF, g_AH, beta_AH)
 
 
 def gated_linear_attention(
@@ -81,11 +81,4 @@ def gated_linear_attention(
 
     beta has no bounds.
     """
-    return _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks, erases=False)
-
-
-def _attend(q_AGE, k_AGE, v_AHF, g_AH, beta_AH, chunks: Chunks, *, erases: bool) -> Tensor:
-    inputs = q_AGE, k_AGE, v_AHF, g_AH, beta_AH
-    if backend.runs_kernels(v_AHF):
-        return _GatedDeltaRule.apply(erases, chunks, *inputs)
-    return reference.gated_delta_rule(*inputs, chunks, erases)
+    return _GatedDeltaRule.apply(False, chunks, q_AGE, k_AGE, v_AHF, g_AH, beta_AH)

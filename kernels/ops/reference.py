@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .chunked_rule import gated_delta_rule, gated_delta_rule_backward  # noqa: F401
+
 
 def nonzero_rows(dout_NM: Tensor) -> Tensor:
     """Which rows have any non-zero element; bool [N]. NaN is not zero."""
@@ -287,31 +289,6 @@ def _is_kept(weight_GM: Tensor, n: int) -> Tensor:
 # Elements that share an exponent, and how far below it theirs can be: 4 bits beside a sign, 5 bits without one.
 BLOCK = 256
 _LOWER_EXPONENTS = {True: 15, False: 31}
-
-
-# What is added to the sum of the squares of a query or a key; and the rows that kernels compute at once.
-EPSILON, CHUNK = 1e-6, 32
-
-
-def gated_delta_rule(
-    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...], erases: bool
-) -> Tensor:
-    """The rule of `delta_rule`, row by row, in fp32 or fp64; kernels round the inputs of products (see there)."""
-    heads_per_key = v_AHF.shape[1] // k_AGE.shape[1]
-    q, k, v, g, beta = map(_at_least_fp32, (q_AGE, k_AGE, v_AHF, g_AH, beta_AH))
-    q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON) for x in (q, k))
-    q, k = (x.repeat_interleave(heads_per_key, dim=1) for x in (q * q.shape[-1] ** -0.5, k))
-    begins, outs = set(chunks[0].tolist()), []
-    for row in range(len(v)):
-        if row in begins:
-            state = v.new_zeros(*k.shape[1:], v.shape[-1])
-        state = state * g[row].exp()[:, None, None]
-        old = torch.einsum("he,hef->hf", k[row], state) if erases else 0
-        written = beta[row, :, None] * (v[row] - old)
-        state = state + torch.einsum("he,hf->hef", k[row], written)
-        outs.append(torch.einsum("he,hef->hf", q[row], state))
-    out = torch.stack(outs) if outs else torch.zeros_like(v)
-    return out.to(v_AHF.dtype) if erases else out
 
 
 def decode(codes_P: Tensor, exponents_Q: Tensor, signed: bool) -> Tensor:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .chunked_rule import EPSILON
 from .delta_rule import Chunks, gated_linear_attention
-from .reference import EPSILON
 
 
 def state_space(

@@ -128,8 +128,7 @@ def check_kept(model, recipe, tmp_path, *, on_gpu: bool = False, checkpoints: in
         model = get_peft_model(model, LoraConfig(r=recipe.r, target_modules="all-linear", task_type="CAUSAL_LM"))
     options = MemoryOptions(checkpoints=checkpoints)
     setup = TrainingSetup(shape, recipe, on_gpu, has_kernels=on_gpu, itemsize=itemsize, options=options)
-    run = {"checkpoints": checkpoints, "packs_rules": on_gpu}
-    with operations_of_a_gpu() if on_gpu else nullcontext(), Hoisted(model, **run) as hoisted:
+    with operations_of_a_gpu() if on_gpu else nullcontext(), Hoisted(model, checkpoints=checkpoints) as hoisted:
         tokens = some_tokens(7, 41)
         saved = bytes_saved_by_autograd(model, hoisted, tokens)
     predicted = Activations(setup).kept(tokens.sizes)

@@ -74,9 +74,7 @@ def test_each_row_knows_how_far_its_text_has_come():
 def test_a_layer_that_mixes_rows_otherwise_or_was_changed_is_not_packed():
     assert runs_packed(Layer())
     assert not runs_packed(Scan())
-    # Linear attention, where no kernels run.
-    assert not runs_packed(LinearAttention())
-    assert runs_packed(LinearAttention(), packs_rules=True)
+    assert runs_packed(LinearAttention())
     wrapped, offloaded = Layer(), Layer()
     wrapped.forward = functools.wraps(wrapped.forward)(lambda x, forward=wrapped.forward: 2 * forward(x))
     offloaded.conv._hf_hook = object()

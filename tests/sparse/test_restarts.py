@@ -50,10 +50,8 @@ FAMILIES = {
     ),
 }
 FAMILIES["gemma4"] = partial(make_gemma4, use_double_wide_mlp=True)
-# Their linear attention and state spaces run on packed texts where kernels run. Short convolutions do everywhere.
-WITH_RULES = ("qwen3.5", "qwen3-next", "olmo-hybrid", "falcon-h1", "bamba", "granite-hybrid", "nemotron-h")
-ON_PACKED_TEXTS = {f"{family} on packed texts": family for family in WITH_RULES}
-FAMILIES |= {name: FAMILIES[family] for name, family in ON_PACKED_TEXTS.items()}
+# The others' states are those of convolutions, linear attention and state spaces, which run on packed texts.
+ON_PADDED_TEXTS = ("recurrent-gemma",)
 # Shorter than a convolution's kernel, of one row, without any, and one that is far the longest.
 LENGTHS = (2, 1, 24, 3, 1, 5, 2, 4)
 
@@ -69,8 +67,8 @@ def random_batch(lengths):
 
 
 def hoist_as(family, model, **options):
-    hoisted = hoist(model, packs_rules=family in ON_PACKED_TEXTS, **options)
-    assert bool(hoisted._restarts.packed) == (family == "lfm2" or family in ON_PACKED_TEXTS)
+    hoisted = hoist(model, **options)
+    assert bool(hoisted._restarts.padded) == (family in ON_PADDED_TEXTS)
     return hoisted
 
 
@@ -128,7 +126,7 @@ def test_no_bit_of_a_text_depends_on_another(family):
 
 @pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("options", [{"checkpoints": 1}, {"checkpoints": 1, "offload": True, "chunked_blocks": True}])
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "qwen3.5 on packed texts", "falcon-h1", "gemma4"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "recurrent-gemma", "falcon-h1", "gemma4"])
 def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
     model = FAMILIES[family]().double()
     first, second = (gathered(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))
@@ -158,8 +156,8 @@ def test_checkpoints_of_transformers_are_refused_before_a_backward_pass(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_its_trial_accepts_it(family):
-    sequences, packs_rules = [list(range(5, 60)), list(range(9, 40)), [3, 4]], family in ON_PACKED_TEXTS
-    hoisted, reason = hoist_if_exact(FAMILIES[family](), sequences, 2, packs_rules=packs_rules)
+    sequences = [list(range(5, 60)), list(range(9, 40)), [3, 4]]
+    hoisted, reason = hoist_if_exact(FAMILIES[family](), sequences, 2)
     assert reason is None
     hoisted.remove()
 
@@ -185,7 +183,7 @@ def test_a_norm_whose_gate_is_optional_still_does_without():
     assert torch.equal(_GatedNorm(norm, comes_first=False)(x), norm(x))
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "qwen3.5 on packed texts"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "recurrent-gemma"])
 def test_filler_of_a_bucket_changes_no_loss(family):
     model, tokens = FAMILIES[family](), gathered(random_batch(LENGTHS))
     bucket = Bucket(64, 8, 32, 48)
@@ -210,7 +208,7 @@ def test_each_text_fits_into_the_groups_of_the_sizes_alone():
 
 def test_groups_of_a_captured_step_follow_from_its_sizes_without_reading_the_device():
     tokens = [gathered(random_batch(lengths)).to("meta") for lengths in ((9, 3, 3), (9, 4, 2))]
-    with hoist(FAMILIES["qwen3.5"]()) as hoisted:
+    with hoist(FAMILIES["recurrent-gemma"]()) as hoisted:
         one, other = (hoisted._restarts.layout_of(each).padded for each in tokens)
     assert one.groups == other.groups
     assert one.places_A.shape == (12,)

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..reference import CHUNK
+from ..chunked_rule import CHUNK
 from .delta_tiles import (
     chunk_of,
     decays_of,

@@ -6,7 +6,7 @@ Shapes: A rows; E and F, the sizes of keys and values.
 import triton
 import triton.language as tl
 
-from ..reference import EPSILON
+from ..chunked_rule import EPSILON
 
 EPS = tl.constexpr(EPSILON)
 

@@ -67,7 +67,7 @@ class _Meter:
     """Counts the bytes that a model's forward pass keeps, by block, and by whether texts are padded there.
 
     Attributes:
-        rules: the linear attention of blocks, once kernels run.
+        rules: the linear attention of blocks.
         heads: the number of heads of layers' attention, and the size of each.
     """
 
@@ -77,18 +77,16 @@ class _Meter:
         self.heads: dict[nn.Module, tuple[int, int]] = {}
         # What our norms and gates compute, and whether a linear layer runs.
         self._computed, self._is_in_linear = _Storages(), False
-        # The hooks of layers on padded texts.
-        self._padded: dict[nn.Module, list] = {}
         # So that all blocks alike pass a gradient on.
         model.get_input_embeddings().register_forward_hook(lambda _, _inputs, out: out.detach().requires_grad_())
         for number, block in enumerate(blocks_of(model)):
             self._count_in(block, (number, False))
             for layer in layers_with_state(block):
                 layer.register_forward_pre_hook(lambda _, args, kwargs: (args, without_texts(kwargs)), with_kwargs=True)
-                if runs_packed(layer, packs_rules=False):
-                    self._pack(layer)
+                if runs_packed(layer):
+                    layer.forward = packed_forward(layer, lambda: self._texts, self._attend)
                     continue
-                self._padded[layer] = self._count_in(layer, (number, True))
+                self._count_in(layer, (number, True))
                 # Projections of its input, and of its output, run on active rows.
                 for child in layer.children():
                     if isinstance(child, nn.Linear):
@@ -96,11 +94,6 @@ class _Meter:
 
     def use_kernels(self, small: nn.Module) -> None:
         """Replaces what our kernels replace in the small copy."""
-        for layer, hooks in self._padded.items():
-            if runs_packed(layer, packs_rules=True):
-                self._pack(layer)
-                for hook in hooks:
-                    hook.remove()
         for module, replacement in SmallOps(small).replacements_in(self._model, self._computed):
             module.forward = replacement
         for module in self._model.modules():
@@ -108,10 +101,7 @@ class _Meter:
                 module.register_forward_pre_hook(lambda *_: setattr(self, "_is_in_linear", True))
                 module.register_forward_hook(lambda *_: setattr(self, "_is_in_linear", False))
 
-    def _pack(self, layer: nn.Module) -> None:
-        layer.forward = packed_forward(layer, lambda: self._texts, self._attend)
-
-    def _count_in(self, module: nn.Module, place: tuple[int, bool]) -> list:
+    def _count_in(self, module: nn.Module, place: tuple[int, bool]) -> None:
         before: list[tuple] = []
 
         def enter(_module, _inputs) -> None:
@@ -121,7 +111,8 @@ class _Meter:
         def leave(_module, _inputs, _output) -> None:
             self._place = before.pop()
 
-        return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
         self.rules[self._place[0]] = RuleShape(value.shape[1], key.shape[2], value.shape[2])

@@ -25,7 +25,6 @@ from sebp_edge.engine.sparse.rows.row_plan import IGNORE, RowPlan
 from sebp_edge.engine.sparse.rows.share_beginnings import share_beginnings
 from sebp_edge.errors import SparsityError
 from sebp_edge.machine.devices import limited_threads
-from sebp_edge.ops import runs_kernels
 
 # Beyond the copy's windows and limits, between the two, and below both.
 LENGTHS = (LONGEST - 4, 24, 7)
@@ -39,7 +38,7 @@ def copy_mismatch(decoder: nn.Module, *, shares_prefixes: bool = False) -> str |
     It is hoisted as the decoder would be. A copy that has passed is not tried again in this process.
     """
     try:
-        _try_copy(Code.of(decoder), shares_prefixes, any(runs_kernels(each) for each in decoder.parameters()))
+        _try_copy(Code.of(decoder), shares_prefixes)
     except SparsityError as error:
         return str(error)
     return None
@@ -77,18 +76,18 @@ class Code:
 
 
 @functools.lru_cache(maxsize=64)
-def _try_copy(code: Code, shares_prefixes: bool, packs_rules: bool) -> None:
+def _try_copy(code: Code, shares_prefixes: bool) -> None:
     """Raises a SparsityError, which is not kept, with the reason for a mismatch."""
-    if (reason := _find_mismatch(code.kind, code.config, shares_prefixes, packs_rules)) is not None:
+    if (reason := _find_mismatch(code.kind, code.config, shares_prefixes)) is not None:
         raise SparsityError(reason)
 
 
 # Its tensors are so small that several threads take longer, many times if they do not find as many free cores.
 @limited_threads(1)
-def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool, packs_rules: bool) -> str | None:
+def _find_mismatch(kind: type[nn.Module], config: Any, shares_prefixes: bool) -> str | None:
     def agree(model: nn.Module) -> bool:
         expected = _gradients(model, lambda: padded_losses(model, input_ids_BT, plan))
-        with Hoisted(model, packs_rules=packs_rules) as hoisted:
+        with Hoisted(model) as hoisted:
             found = _gradients(model, lambda: hoisted.row_losses(tokens))
         return gradients_agree(expected, found)
 

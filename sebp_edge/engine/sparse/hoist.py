@@ -56,7 +56,6 @@ class Hoisted(FollowingPatch):
         dequantised_blocks: how many blocks, counted from the first, keep a dequantised copy of their 4-bit weights,
             so that no pass dequantises them.
         max_logits: the largest number of logits that exist at once; at least one row's.
-        packs_rules: whether linear attention runs on packed texts; by default where its kernels do.
         check: called at each linear layer, and each time as many logits were computed; may raise to end the pass.
 
     Raises:
@@ -72,7 +71,6 @@ class Hoisted(FollowingPatch):
         chunked_blocks: bool = False,
         dequantised_blocks: int = 0,
         max_logits: int = CHUNK_LOGITS,
-        packs_rules: bool | None = None,
         check: Check | None = None,
     ):
         super().__init__()
@@ -81,7 +79,7 @@ class Hoisted(FollowingPatch):
         self._decoder: PreTrainedModel = without_adapter(model)
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
-        self._max_logits, self._packs_rules, self._check = max_logits, packs_rules, check
+        self._max_logits, self._check = max_logits, check
         parts = (part for block in blocks_of(self._decoder) or [self._decoder] for part in block.modules())
         if mixer := row_mixer(part for part in parts if not isinstance(part, WITH_STATE)):
             raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
@@ -97,7 +95,7 @@ class Hoisted(FollowingPatch):
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder, verdicts=verdicts)
-        self._restarts = Restarts(decoder, packs_rules=self._packs_rules)
+        self._restarts = Restarts(decoder)
         # transformers' own checkpoints recompute blocks after the batch that says where their texts begin.
         recomputes = any(getattr(part, "gradient_checkpointing", False) for part in decoder.modules())
         if recomputes and (self._restarts.packed or self._restarts.padded):

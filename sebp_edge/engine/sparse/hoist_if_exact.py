@@ -84,8 +84,7 @@ class HoistedIfExact(Hoisted):
         """Returns what the trial depends on, besides the values of weights; None if it must be made in any case."""
         model, device = describe(self.model, self._decoder), self._decoder.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised)
-        options += (self._max_logits, self._packs_rules)
+        options = (self._num_checkpoints, self._offload, self._chunked_blocks, self.num_dequantised, self._max_logits)
         return None if model is None else [model, Code.of(self._decoder), autocast, options]
 
     def _attach_on_trial(self, verdicts: dict[str, bool]) -> None:

@@ -22,7 +22,6 @@ from sebp_edge.ops import (
     Chunks,
     gated_delta_rule,
     gated_linear_attention,
-    runs_kernels,
     short_convolution,
     state_space,
 )
@@ -60,13 +59,8 @@ class PackedTexts:
         return Chunks.of(self.cu_seqlens, self.num_rows)
 
 
-def runs_packed(layer: nn.Module, packs_rules: bool | None = None) -> bool:
-    """Whether a layer's forward is its class's own, and calls no functions but those that have operations here.
-
-    Args:
-        packs_rules: whether linear attention and state spaces run on packed texts; by default where their kernels
-            run, since they would take very long elsewhere.
-    """
+def runs_packed(layer: nn.Module) -> bool:
+    """Whether a layer's forward is its class's own, and calls no functions but those that have operations here."""
     # By hooks of its parts, transformers' own forward moves weights that accelerate keeps elsewhere.
     if is_wrapped(layer) or any(hasattr(child, "_hf_hook") for child in layer.children()):
         return False
@@ -74,10 +68,7 @@ def runs_packed(layer: nn.Module, packs_rules: bool | None = None) -> bool:
     if not isinstance(own, FunctionType):
         return False
     functions = {name for name in _names_in(own.__code__) if isinstance(own.__globals__.get(name), FunctionType)}
-    is_known = CONVOLUTION in functions and functions <= {CONVOLUTION, RULE, SCAN, _WHOLE} | _OF_CACHES_AND_MASKS
-    if not (is_known and functions & {RULE, SCAN}):
-        return is_known
-    return runs_kernels(next(layer.parameters())) if packs_rules is None else packs_rules
+    return CONVOLUTION in functions and functions <= {CONVOLUTION, RULE, SCAN, _WHOLE} | _OF_CACHES_AND_MASKS
 
 
 def packed_forward(

@@ -92,16 +92,12 @@ class Layout(NamedTuple):
 
 
 class Restarts(Patch):
-    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's.
+    """Handle of one decoder's layers whose state restarts at each text; `layout` is the present batch's."""
 
-    Args:
-        packs_rules: whether linear attention runs on packed texts; by default where its kernels run.
-    """
-
-    def __init__(self, decoder: nn.Module, *, packs_rules: bool | None = None):
+    def __init__(self, decoder: nn.Module):
         super().__init__()
         layers = [layer for block in blocks_of(decoder) for layer in layers_with_state(block)]
-        self.packed = [layer for layer in layers if runs_packed(layer, packs_rules)]
+        self.packed = [layer for layer in layers if runs_packed(layer)]
         self.padded = [layer for layer in layers if layer not in self.packed]
         self.layout: Layout | None = None
 

@@ -1,0 +1,155 @@
+"""The gated delta rule on packed texts in plain PyTorch: chunks of rows, and few heads at once.
+
+The products within a chunk, and its state, are those of the kernels (see `gpu/delta_rule.py`), in fp32 or fp64. States
+pass on from the first chunks of all texts to their second ones, and so on. The backward pass computes all of it again.
+
+Shapes: A rows, N chunks, C their rows; g heads of keys, of size E; p heads of values for each, of size F.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# What is added to the sum of the squares of a query or a key; and the rows of a chunk.
+EPSILON, CHUNK = 1e-6, 32
+# About how many numbers of keys or values are computed at once.
+NUMBERS = 2**21
+
+
+class _Layout(NamedTuple):
+    """Where the rows of chunks are.
+
+    Attributes:
+        rows_NC: the row of each, or A where a chunk has none; all first chunks of texts, then all second ones, ...
+        places_A: where each row is among these.
+        counts: the number of first chunks, of second ones, ..., which are those of the first so many texts.
+    """
+
+    rows_NC: Tensor
+    places_A: Tensor
+    counts: list[int]
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, num_rows: int) -> "_Layout":
+        begins, ends = cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist()
+        texts = sorted(zip(begins, ends, strict=True), key=lambda text: text[0] - text[1])
+        longest = max((end - begin for begin, end in texts), default=0)
+        steps = [
+            [(begin + done, end) for begin, end in texts if begin + done < end] for done in range(0, longest, CHUNK)
+        ]
+        begins_N, ends_N = torch.tensor([chunk for step in steps for chunk in step]).T
+        rows_NC = begins_N[:, None] + torch.arange(CHUNK)
+        rows_NC = rows_NC.where(rows_NC < ends_N[:, None], num_rows)
+        places_A = rows_NC.flatten().argsort(stable=True)[:num_rows]
+        return cls(rows_NC.to(cu_seqlens.device), places_A.to(cu_seqlens.device), list(map(len, steps)))
+
+    def split(self, x_A: Tensor) -> Tensor:
+        """The rows of chunks, [N, C, ...], zeros where there are none."""
+        padded = F.pad(x_A, (0, 0) * (x_A.dim() - 1) + (0, 1))
+        return padded.index_select(0, self.rows_NC.flatten()).unflatten(0, self.rows_NC.shape)
+
+
+def gated_delta_rule(
+    q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...], erases: bool
+) -> Tensor:
+    """The rule of `delta_rule`; kernels round the inputs of products (see there)."""
+    inputs = [_wide(x) for x in (q_AGE, k_AGE, v_AHF, g_AH, beta_AH)]
+    out_AHF = inputs[2].new_empty(v_AHF.shape)
+    if out_AHF.numel():
+        layout = _Layout.of(chunks[0], len(v_AHF))
+        for keys, values in _groups(k_AGE, v_AHF):
+            out_AHF[:, values] = _attend(*_part(inputs, keys, values), layout, erases)
+    return out_AHF.to(v_AHF.dtype) if erases else out_AHF
+
+
+def gated_delta_rule_backward(
+    dout_AHF: Tensor,
+    q_AGE: Tensor,
+    k_AGE: Tensor,
+    v_AHF: Tensor,
+    g_AH: Tensor,
+    beta_AH: Tensor,
+    chunks: tuple[Tensor, ...],
+    erases: bool,
+) -> tuple[Tensor, ...]:
+    given = q_AGE, k_AGE, v_AHF, g_AH, beta_AH
+    inputs = [_wide(x) for x in given]
+    found = [torch.zeros_like(x) for x in inputs]
+    if dout_AHF.numel():
+        layout = _Layout.of(chunks[0], len(v_AHF))
+        for keys, values in _groups(k_AGE, v_AHF):
+            parts = [x.detach().requires_grad_() for x in _part(inputs, keys, values)]
+            with torch.enable_grad():
+                out = _attend(*parts, layout, erases)
+            gradients = torch.autograd.grad(out, parts, dout_AHF[:, values].to(out.dtype))
+            for whole, gradient in zip(_part(found, keys, values), gradients, strict=True):
+                whole += gradient
+    return tuple(gradient.to(x.dtype) for gradient, x in zip(found, given, strict=True))
+
+
+def _groups(k_AGE: Tensor, v_AHF: Tensor) -> list[tuple[slice, slice]]:
+    """The heads of keys and those of values that are computed at once: whole heads of keys, or parts of one."""
+    (num_rows, num_keys, key_size), (num_values, value_size) = k_AGE.shape, v_AHF.shape[1:]
+    per_key, most = num_values // num_keys, max(1, NUMBERS // (num_rows * max(key_size, value_size)))
+    if most >= per_key:
+        step = most // per_key
+        firsts = range(0, num_keys, step)
+        return [(slice(key, key + step), slice(key * per_key, (key + step) * per_key)) for key in firsts]
+    number = max(number for number in range(1, most + 1) if per_key % number == 0)
+    return [
+        (slice(value // per_key, value // per_key + 1), slice(value, value + number))
+        for value in range(0, num_values, number)
+    ]
+
+
+def _part(tensors: list[Tensor], keys: slice, values: slice) -> list[Tensor]:
+    q, k, *others = tensors
+    return [q[:, keys], k[:, keys], *(x[:, values] for x in others)]
+
+
+def _attend(
+    q_AgE: Tensor, k_AgE: Tensor, v_AhF: Tensor, g_Ah: Tensor, beta_Ah: Tensor, layout: _Layout, erases: bool
+) -> Tensor:
+    """The outputs of some heads, [A, g p, F]. In the names of sums below, i and j are rows of a chunk."""
+    num_keys, key_size = k_AgE.shape[1:]
+    q, k = (layout.split(x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON)) for x in (q_AgE, k_AgE))
+    v, g, beta = (layout.split(x.unflatten(1, (num_keys, -1))) for x in (v_AhF, g_Ah, beta_Ah))
+    q = q * key_size**-0.5
+    sums = g.cumsum(1)
+    total, early = sums[:, -1], sums.exp()[..., None]
+    late = (total[:, None] - sums).exp()[..., None]
+    decays = (sums[:, :, None] - sums[:, None]).clamp(max=0).exp()
+    lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=v.device).tril()[:, :, None, None]
+    weights = torch.einsum("nige,njge->nijg", q, k)[..., None] * decays * lower
+    system = beta[:, :, None] * torch.einsum("nige,njge->nijg", k, k)[..., None] * decays if erases else None
+
+    outs, state, begin = [], None, 0
+    for count in layout.counts:
+        step, begin = slice(begin, begin + count), begin + count
+        q_step, k_step, written = q[step], k[step], v[step]
+        if state is not None:
+            state = state[:count]
+            if erases:
+                written = written - early[step] * torch.einsum("nige,ngepf->nigpf", k_step, state)
+        written = beta[step][..., None] * written
+        if erases:
+            written = _solve(system[step], written)
+        out = torch.einsum("nijgp,njgpf->nigpf", weights[step], written)
+        if state is not None:
+            out = out + early[step] * torch.einsum("nige,ngepf->nigpf", q_step, state)
+        outs.append(out)
+        added = torch.einsum("nige,nigpf->ngepf", k_step, late[step] * written)
+        state = added if state is None else total[step].exp()[:, :, None, :, None] * state + added
+    return torch.cat(outs).flatten(0, 1).index_select(0, layout.places_A).flatten(1, 2)
+
+
+def _solve(system_nijgp: Tensor, right_njgpf: Tensor) -> Tensor:
+    """x of (1 + the part of the system below its diagonal) x = right, [n, i, g, p, f]."""
+    lower, right = system_nijgp.permute(0, 3, 4, 1, 2), right_njgpf.permute(0, 2, 3, 1, 4)
+    return torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True).permute(0, 3, 1, 2, 4)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
