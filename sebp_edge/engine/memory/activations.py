@@ -155,7 +155,7 @@ class Activations:
         if block.kind is None:
             widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
             of_states = self._padded_rows(sizes) * self._padded_bytes(block)
-            if block.kept is not None and self._run.packs_rule(block.kept):
+            if block.kept is not None and block.kept.rule is not None:
                 of_states = self._run.temporary_in_rule(block.kept.rule, sizes, with_gradients=with_gradients)
             elif block.kept is not None and block.kept.heads is not None and with_gradients:
                 of_states += self._run.sums_in_attention(block.kept.heads, sizes)

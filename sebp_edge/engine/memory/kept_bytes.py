@@ -115,7 +115,7 @@ class _Meter:
         module.register_forward_hook(leave)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
-        self.rules[self._place[0]] = RuleShape(value.shape[1], key.shape[2], value.shape[2])
+        self.rules[self._place[0]] = RuleShape(value.shape[1], *key.shape[1:], value.shape[2])
         return _KeepsInputs.apply(query, key, value, *others[:2])
 
     def read_runs(self) -> list[dict[tuple[int | None, bool], int]]:

@@ -53,9 +53,10 @@ class BlockKind:
 
 @dataclass(frozen=True)
 class RuleShape:
-    """The sizes of a block's linear attention, for which there are kernels for packed texts."""
+    """The sizes of a block's linear attention, which runs on packed texts."""
 
     heads: int  # of values
+    keys: int  # heads of keys
     key_size: int
     value_size: int
 

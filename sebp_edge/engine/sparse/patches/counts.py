@@ -7,7 +7,7 @@ the counts with what autograd really keeps.
 from typing import NamedTuple
 
 from sebp_edge.basics.flash_attention import MAX_FLASH_HEAD, MAX_SHORT_LENGTH, dq_buffer_bytes
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, HeadsShape, Kept, RuleShape
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, HeadsShape, RuleShape
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 
 FP32 = 4  # bytes
@@ -20,8 +20,8 @@ CHUNK_ROWS = 1024
 JOINED_ROW_UNIT = 128
 # Adapters of more bytes in a row are not joined.
 MAX_JOINED_RANK_BYTES = 512
-# Rows that kernels of linear attention compute at once (see `ops/delta_rule.py`).
-RULE_CHUNK = 32
+# Rows of a chunk of linear attention, and numbers computed at once where no kernels run (`ops/chunked_rule.py`).
+RULE_CHUNK, RULE_NUMBERS = 32, 2**21
 
 
 class Execution(NamedTuple):
@@ -166,21 +166,25 @@ class Execution(NamedTuple):
     def _runs_fused_mlp(self, block: Block) -> bool:
         return self.has_kernels and block.kind.has_fused_mlp
 
-    def packs_rule(self, kept: Kept) -> bool:
-        """Whether linear attention runs on packed texts in this part of a decoder."""
-        return self.has_kernels and kept.rule is not None
-
     def temporary_in_rule(self, rule: RuleShape, sizes: Bucket, *, with_gradients: bool) -> int:
-        """Bytes that kernels of linear attention allocate and free in a layer: of each chunk, a matrix of its rows.
+        """Bytes that linear attention allocates and frees in a layer: of each chunk, a matrix of its rows.
 
-        The backward pass adds two numbers for each of values and keys, and the states before all chunks but a text's
-        first one, with their gradients.
+        The kernels' backward pass adds two numbers for each of values and keys, and the states before all chunks but a
+        text's first one, with their gradients. In plain PyTorch, autograd keeps that and more of a few heads at once,
+        as measured; without gradients it is half as much at most.
         """
-        num_chunks = (sizes.tokens + (RULE_CHUNK - 1) * sizes.slots) // RULE_CHUNK
+        num_chunks = (sizes.tokens + (RULE_CHUNK - 1) * (sizes.slots if self.on_gpu else sizes.sequences)) // RULE_CHUNK
+        of_keys, of_values, state = rule.key_size, rule.value_size, rule.key_size * rule.value_size
+        if not self.has_kernels:
+            heads = _heads_at_once(rule, sizes.tokens)
+            rows = RULE_CHUNK * num_chunks
+            of_head = rows * (14 * of_values + 5 * RULE_CHUNK) + 3 * num_chunks * state
+            of_inputs = sizes.tokens * (2 * rule.keys * of_keys + rule.heads * of_values)
+            of_inputs += rows * 4 * min(heads, rule.keys) * of_keys
+            return FP32 * (heads * of_head + of_inputs) // (1 if with_gradients else 2)
         numbers = num_chunks * RULE_CHUNK**2
         if with_gradients:
-            numbers += 2 * ((sizes.tokens - 1) // RULE_CHUNK) * rule.key_size * rule.value_size
-            numbers += 2 * sizes.tokens * (rule.key_size + rule.value_size)
+            numbers += 2 * ((sizes.tokens - 1) // RULE_CHUNK) * state + 2 * sizes.tokens * (of_keys + of_values)
         return FP32 * rule.heads * numbers
 
     def kept_by_lora(self, layers: int) -> int:
@@ -212,6 +216,14 @@ class Execution(NamedTuple):
     def kept_by_loss(self, loss_rows: int, hidden: int) -> int:
         """Bytes that autograd keeps of the loss: with a frozen head, the gradient of the hidden states."""
         return 0 if self.trains_all else self.itemsize * loss_rows * hidden
+
+
+def _heads_at_once(rule: RuleShape, tokens: int) -> int:
+    """Heads of values that linear attention without kernels computes at once."""
+    per_key, most = rule.heads // rule.keys, max(1, RULE_NUMBERS // (tokens * max(rule.key_size, rule.value_size)))
+    if most >= per_key:
+        return min(rule.heads, most // per_key * per_key)
+    return max(number for number in range(1, most + 1) if per_key % number == 0)
 
 
 def rows_per_chunk(tokens: int) -> int:
