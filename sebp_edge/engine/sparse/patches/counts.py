@@ -170,22 +170,29 @@ class Execution(NamedTuple):
         """Bytes that linear attention allocates and frees in a layer: of each chunk, a matrix of its rows.
 
         The kernels' backward pass adds two numbers for each of values and keys, and the states before all chunks but a
-        text's first one, with their gradients. In plain PyTorch, autograd keeps that and more of a few heads at once,
-        as measured; without gradients it is half as much at most.
+        text's first one, with their gradients.
         """
         num_chunks = (sizes.tokens + (RULE_CHUNK - 1) * (sizes.slots if self.on_gpu else sizes.sequences)) // RULE_CHUNK
-        of_keys, of_values, state = rule.key_size, rule.value_size, rule.key_size * rule.value_size
         if not self.has_kernels:
-            heads = _heads_at_once(rule, sizes.tokens)
-            rows = RULE_CHUNK * num_chunks
-            of_head = rows * (14 * of_values + 5 * RULE_CHUNK) + 3 * num_chunks * state
-            of_inputs = sizes.tokens * (2 * rule.keys * of_keys + rule.heads * of_values)
-            of_inputs += rows * 4 * min(heads, rule.keys) * of_keys
-            return FP32 * (heads * of_head + of_inputs) // (1 if with_gradients else 2)
+            return FP32 * self._numbers_in_plain_rule(rule, sizes.tokens, num_chunks) // (1 if with_gradients else 2)
         numbers = num_chunks * RULE_CHUNK**2
         if with_gradients:
-            numbers += 2 * ((sizes.tokens - 1) // RULE_CHUNK) * state + 2 * sizes.tokens * (of_keys + of_values)
+            numbers += 2 * ((sizes.tokens - 1) // RULE_CHUNK) * rule.key_size * rule.value_size
+            numbers += 2 * sizes.tokens * (rule.key_size + rule.value_size)
         return FP32 * rule.heads * numbers
+
+    def _numbers_in_plain_rule(self, rule: RuleShape, tokens: int, num_chunks: int) -> int:
+        """Numbers that linear attention takes in plain PyTorch in its backward pass, as measured.
+
+        These are the gradients of its inputs, and copies of them in fp32; and what autograd keeps of a few heads.
+        """
+        heads, rows = _heads_at_once(rule, tokens), RULE_CHUNK * num_chunks
+        of_inputs = tokens * (2 * rule.keys * rule.key_size + rule.heads * rule.value_size)
+        of_keys = 4 * rows * min(heads, rule.keys) * rule.key_size
+        of_values = (
+            14 * rows * rule.value_size + 5 * rows * RULE_CHUNK + 3 * num_chunks * rule.key_size * rule.value_size
+        )
+        return (1 if self.itemsize == FP32 else 2) * of_inputs + of_keys + heads * of_values
 
     def kept_by_lora(self, layers: int) -> int:
         """Bytes per token that autograd keeps of the adapters of `layers` layers: x Aᵀ, as wide as the rank."""
