@@ -14,7 +14,7 @@ from torch import Tensor
 
 # What is added to the sum of the squares of a query or a key; and the rows of a chunk.
 EPSILON, CHUNK = 1e-6, 32
-# About how many numbers of keys or values are computed at once.
+# About how many numbers of values are computed at once.
 NUMBERS = 2**21
 
 
@@ -47,8 +47,8 @@ class _Layout(NamedTuple):
 
     def split(self, x_A: Tensor) -> Tensor:
         """The rows of chunks, [N, C, ...], zeros where there are none."""
-        padded = F.pad(x_A, (0, 0) * (x_A.dim() - 1) + (0, 1))
-        return padded.index_select(0, self.rows_NC.flatten()).unflatten(0, self.rows_NC.shape)
+        padded = F.pad(x_A.flatten(1), (0, 0, 0, 1))  # on a CPU, rows of matrices are gathered fastest
+        return padded.index_select(0, self.rows_NC.flatten()).view(*self.rows_NC.shape, *x_A.shape[1:])
 
 
 def gated_delta_rule(
@@ -91,8 +91,8 @@ def gated_delta_rule_backward(
 
 def _groups(k_AGE: Tensor, v_AHF: Tensor) -> list[tuple[slice, slice]]:
     """The heads of keys and those of values that are computed at once: whole heads of keys, or parts of one."""
-    (num_rows, num_keys, key_size), (num_values, value_size) = k_AGE.shape, v_AHF.shape[1:]
-    per_key, most = num_values // num_keys, max(1, NUMBERS // (num_rows * max(key_size, value_size)))
+    num_keys, (num_rows, num_values, value_size) = k_AGE.shape[1], v_AHF.shape
+    per_key, most = num_values // num_keys, max(1, NUMBERS // (num_rows * value_size))
     if most >= per_key:
         step = most // per_key
         firsts = range(0, num_keys, step)
@@ -125,24 +125,25 @@ def _attend(
     weights = torch.einsum("nige,njge->nijg", q, k)[..., None] * decays * lower
     system = beta[:, :, None] * torch.einsum("nige,njge->nijg", k, k)[..., None] * decays if erases else None
 
-    outs, state, begin = [], None, 0
-    for count in layout.counts:
-        step, begin = slice(begin, begin + count), begin + count
-        q_step, k_step, written = q[step], k[step], v[step]
+    outs, state = [], None
+    # Split once: each slice's gradient would be as large as the whole.
+    parts = (q, k, v, beta[..., None], early, late, total.exp()[:, :, None, :, None], weights)
+    steps = zip(*(x.split(layout.counts) for x in (parts if system is None else (*parts, system))), strict=True)
+    for q_n, k_n, written, beta_n, early_n, late_n, total_n, weights_n, *system_n in steps:
+        state = None if state is None else state[: len(q_n)]
+        if system_n and state is not None:
+            written = written - early_n * torch.einsum("nige,ngepf->nigpf", k_n, state)
+        written = beta_n * written
+        if system_n:
+            written = _solve(*system_n, written)
+        out = torch.einsum("nijgp,njgpf->nigpf", weights_n, written)
         if state is not None:
-            state = state[:count]
-            if erases:
-                written = written - early[step] * torch.einsum("nige,ngepf->nigpf", k_step, state)
-        written = beta[step][..., None] * written
-        if erases:
-            written = _solve(system[step], written)
-        out = torch.einsum("nijgp,njgpf->nigpf", weights[step], written)
-        if state is not None:
-            out = out + early[step] * torch.einsum("nige,ngepf->nigpf", q_step, state)
+            out = out + early_n * torch.einsum("nige,ngepf->nigpf", q_n, state)
         outs.append(out)
-        added = torch.einsum("nige,nigpf->ngepf", k_step, late[step] * written)
-        state = added if state is None else total[step].exp()[:, :, None, :, None] * state + added
-    return torch.cat(outs).flatten(0, 1).index_select(0, layout.places_A).flatten(1, 2)
+        added = torch.einsum("nige,nigpf->ngepf", k_n, late_n * written)
+        state = added if state is None else total_n * state + added
+    out_RJF = torch.cat(outs).flatten(2, 3).flatten(0, 1)
+    return out_RJF.flatten(1).index_select(0, layout.places_A).view(-1, *out_RJF.shape[1:])
 
 
 def _solve(system_nijgp: Tensor, right_njgpf: Tensor) -> Tensor:

@@ -227,7 +227,7 @@ class Execution(NamedTuple):
 
 def _heads_at_once(rule: RuleShape, tokens: int) -> int:
     """Heads of values that linear attention without kernels computes at once."""
-    per_key, most = rule.heads // rule.keys, max(1, RULE_NUMBERS // (tokens * max(rule.key_size, rule.value_size)))
+    per_key, most = rule.heads // rule.keys, max(1, RULE_NUMBERS // (tokens * rule.value_size))
     if most >= per_key:
         return min(rule.heads, most // per_key * per_key)
     return max(number for number in range(1, most + 1) if per_key % number == 0)
