@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_412
+MAX_LINES = 52_406
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -63,11 +63,11 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_965,
     "engine": 9,
-    "engine.memory": 1_845,
-    "engine.models": 5_008,
+    "engine.memory": 1_836,
+    "engine.models": 5_009,
     "engine.models.gguf": 1_394,
-    "engine.sparse": 1_724,
-    "engine.sparse.patches": 2_820,
+    "engine.sparse": 1_720,
+    "engine.sparse.patches": 2_826,
     "engine.sparse.rows": 1_154,
     "engine.training": 3_950,
     "export": 1_861,
@@ -82,7 +82,7 @@ MAX_LINES_OF_ROOM = {
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_955
+MAX_LINES_OF_TESTS = 58_008
 MAX_REPLACED_ATTRIBUTES = 219
 
 # Heavy libraries stay where a reader expects them.
