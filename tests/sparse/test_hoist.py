@@ -8,7 +8,7 @@ from model_families import MODELS, WITH_STATES, make_model
 from pairwise import pairwise
 from teachers import dense_losses as dense_taught_losses
 from teachers import losses_of, taught
-from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig
+from transformers import GPT2Config, GPT2LMHeadModel, Mamba2Config
 
 from sebp_edge.errors import SparsityError
 from sebp_edge.research import RowPlan, Sparsified
@@ -31,8 +31,9 @@ def test_losses_and_gradients_are_the_padded_dense_ones(family, adapt, prompt, l
 
 def test_hidden_states_in_fp32_are_rounded_for_a_head_in_bf16():
     """As Mamba does, which adds up its blocks' outputs in fp32."""
-    sizes = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
-    model, batch = make_model(MambaConfig(**sizes), "eager").bfloat16(), padded_batch()
+    sizes = {"vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    heads = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16}
+    model, batch = make_model(Mamba2Config(**sizes, **heads), "eager").bfloat16(), padded_batch()
     with torch.no_grad():
         assert model.backbone(batch["input_ids"]).last_hidden_state.dtype == torch.float32
     expected = dense_losses(model, batch)

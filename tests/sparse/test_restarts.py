@@ -1,6 +1,5 @@
 """States that must restart at each text: convolutions, linear attention and state spaces compute what the dense model
-does, on padded texts or on packed ones, whatever their lengths, and no text reaches another. So does Gemma 4, whose
-layers share keys."""
+does, on packed texts of any lengths, and no text reaches another. So does Gemma 4, whose layers share keys."""
 
 import copy
 import random
@@ -19,13 +18,11 @@ from transformers import (
     NemotronHConfig,
     OlmoHybridConfig,
     Qwen3NextConfig,
-    RecurrentGemmaConfig,
 )
 
 from sebp_edge.engine.sparse.hoist_if_exact import hoist_if_exact
-from sebp_edge.engine.sparse.patches import restarts
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps, _GatedNorm
-from sebp_edge.engine.sparse.rows.buckets import Bucket, lengths_together, most_lengths
+from sebp_edge.engine.sparse.rows.buckets import Bucket
 from sebp_edge.errors import SparsityError
 
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_chunk_size": 16}
@@ -36,7 +33,6 @@ FAMILIES = {
     "qwen3.5": WITH_STATES["qwen3.5"],
     "qwen3-next": lambda: make_model(Qwen3NextConfig(**SIZES, head_dim=8, **LINEAR, mlp_only_layers=[0, 1])),
     "olmo-hybrid": lambda: make_model(OlmoHybridConfig(**SIZES, **LINEAR)),
-    "recurrent-gemma": lambda: make_model(RecurrentGemmaConfig(**SIZES | {"num_hidden_layers": 3}, lru_width=32)),
     "falcon-h1": lambda: make_model(FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=64)),
     "bamba": lambda: make_model(BambaConfig(**SIZES, **MAMBA, attn_layer_indices=[1])),
     "granite-hybrid": lambda: make_model(
@@ -50,8 +46,6 @@ FAMILIES = {
     ),
 }
 FAMILIES["gemma4"] = partial(make_gemma4, use_double_wide_mlp=True)
-# The others' states are those of convolutions, linear attention and state spaces, which run on packed texts.
-ON_PADDED_TEXTS = ("recurrent-gemma",)
 # Shorter than a convolution's kernel, of one row, without any, and one that is far the longest.
 LENGTHS = (2, 1, 24, 3, 1, 5, 2, 4)
 
@@ -66,24 +60,6 @@ def random_batch(lengths):
     return {"input_ids": input_ids, "labels": labels, "attention_mask": (labels != IGNORE).long()}
 
 
-def hoist_as(family, model, **options):
-    hoisted = hoist(model, **options)
-    assert bool(hoisted._restarts.padded) == (family in ON_PADDED_TEXTS)
-    return hoisted
-
-
-@pytest.fixture(params=["known lengths", "sizes alone"])
-def layouts(request, monkeypatch):
-    """Groups of texts as on a CPU, and as on a GPU, where captured steps have fixed sizes."""
-    if request.param == "sizes alone":
-        monkeypatch.setattr(restarts, "_most_lengths", by_sizes)
-
-
-def by_sizes(tokens):
-    return most_lengths(tokens.sizes.tokens, tokens.sizes.sequences, tokens.sizes.longest)
-
-
-@pytest.mark.usefixtures("layouts")
 @pairwise(family=FAMILIES.keys(), adapt=["full", "lora"], dtype=[torch.float64, torch.float32])
 def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt, dtype):
     model, batch = FAMILIES[family]().to(dtype), random_batch(LENGTHS)
@@ -93,7 +69,7 @@ def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt,
     exact_model = copy.deepcopy(model).double()  # before it keeps a state, which has no copy
     expected = dense_losses(model, batch)
     expected_gradients = gradients(model, expected)
-    with hoist_as(family, model) as hoisted:
+    with hoist(model) as hoisted:
         found = hoisted.row_losses(gathered(batch))
         found_gradients = gradients(model, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, check_dtype=False)
@@ -109,12 +85,11 @@ def test_short_and_long_texts_have_the_dense_losses_and_gradients(family, adapt,
         assert (found_gradients[name] - exact).norm() <= allowed, name
 
 
-@pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_bit_of_a_text_depends_on_another(family):
     model, batch = FAMILIES[family](), random_batch(LENGTHS)
     changed = random.choice([row for row, length in enumerate(LENGTHS) if length > 2])
-    with torch.no_grad(), hoist_as(family, model) as hoisted:
+    with torch.no_grad(), hoist(model) as hoisted:
         tokens = gathered(batch)
         before = hoisted.row_losses(tokens)
         batch["input_ids"][changed, : LENGTHS[changed] - 1] = 5
@@ -124,15 +99,14 @@ def test_no_bit_of_a_text_depends_on_another(family):
     assert not torch.equal(before[~others], after[~others])
 
 
-@pytest.mark.usefixtures("layouts")
 @pytest.mark.parametrize("options", [{"checkpoints": 1}, {"checkpoints": 1, "offload": True, "chunked_blocks": True}])
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "recurrent-gemma", "falcon-h1", "gemma4"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "falcon-h1", "gemma4"])
 def test_checkpoints_recompute_the_texts_that_they_saw(family, options):
     model = FAMILIES[family]().double()
     first, second = (gathered(random_batch(lengths)) for lengths in (LENGTHS, (9, 8, 7)))
-    with hoist_as(family, model) as hoisted:
+    with hoist(model) as hoisted:
         expected = gradients(model, hoisted.row_losses(first))
-    with hoist_as(family, model, **options) as hoisted:
+    with hoist(model, **options) as hoisted:
         hoisted.row_losses(second)
         losses = hoisted.row_losses(first)
         if "offload" not in options:  # which asks for each backward pass before the next forward pass
@@ -183,36 +157,19 @@ def test_a_norm_whose_gate_is_optional_still_does_without():
     assert torch.equal(_GatedNorm(norm, comes_first=False)(x), norm(x))
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "recurrent-gemma"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
 def test_filler_of_a_bucket_changes_no_loss(family):
     model, tokens = FAMILIES[family](), gathered(random_batch(LENGTHS))
     bucket = Bucket(64, 8, 32, 48)
-    with torch.no_grad(), hoist_as(family, model) as hoisted:
+    with torch.no_grad(), hoist(model) as hoisted:
         expected = hoisted.row_losses(tokens)
         found = hoisted.row_losses(tokens.filled(bucket))
     torch.testing.assert_close(found[: len(expected)], expected)
 
 
-def test_each_text_fits_into_the_groups_of_the_sizes_alone():
-    for _ in range(200):
-        lengths = [random.choice((0, 1, 2, 7, 30, 200)) for _ in range(random.randint(1, 40))]
-        longest = max(lengths) + random.randint(0, 9)
-        groups = lengths_together(most_lengths(sum(lengths), len(lengths), longest))
-        padded = [length for number, length in groups for _ in range(number)]
-        assert all(own <= room for own, room in zip(sorted(filter(None, lengths), reverse=True), padded, strict=False))
-        assert len(padded) >= sum(length > 0 for length in lengths)
-        # At most twice the tokens, and as many again each time that lengths are halved.
-        halvings = max(1, len(lengths)).bit_length()
-        assert sum(padded) <= (2 + halvings) * max(1, sum(lengths))
-
-
-def test_groups_of_a_captured_step_follow_from_its_sizes_without_reading_the_device():
+def test_where_texts_are_follows_from_the_sizes_without_reading_the_device():
     tokens = [gathered(random_batch(lengths)).to("meta") for lengths in ((9, 3, 3), (9, 4, 2))]
-    with hoist(FAMILIES["recurrent-gemma"]()) as hoisted:
-        one, other = (hoisted._restarts.layout_of(each).padded for each in tokens)
-    assert one.groups == other.groups
-    assert one.places_A.shape == (12,)
     with hoist(FAMILIES["lfm2"]()) as hoisted:
-        one, other = (hoisted._restarts.layout_of(each).packed for each in tokens)
+        one, other = map(hoisted._restarts.texts_of, tokens)
     assert one.positions_A.shape == other.positions_A.shape == (12,)
     assert one.chunks.texts_N.shape == other.chunks.texts_N.shape

@@ -47,9 +47,7 @@ class Activations:
         loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
         peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
         if self._options.checkpoints:
-            of_rows = map(self._padded_bytes, self._shape.distinct_blocks)
-            recomputed = sizes.tokens * self._recomputed_per_token + self._padded_rows(sizes) * max(of_rows)
-            peaks.append(recomputed + backward + waiting_gradient)
+            peaks.append(sizes.tokens * self._recomputed_per_token + backward + waiting_gradient)
         return Peak(max(peaks) - loss - head, loss + head)
 
     def evaluation(self, sizes: Bucket) -> Peak:
@@ -60,8 +58,7 @@ class Activations:
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
         of_loss = self._run.kept_by_loss(sizes.loss_rows, self._shape.hidden)
-        padded_bytes = sum(map(self._padded_bytes, self._shape.blocks[self._options.checkpoints :]))
-        return sizes.tokens * self._kept_per_token + self._padded_rows(sizes) * padded_bytes + of_loss
+        return sizes.tokens * self._kept_per_token + of_loss
 
     def widest(self, sizes: Bucket) -> int:
         """Returns the size of the widest tensor: gate and up, or queries, keys and values, or logits."""
@@ -100,26 +97,17 @@ class Activations:
         """Number of inputs of checkpointed blocks that the device keeps; if they are offloaded, only the last one."""
         return min(1, self._options.checkpoints) if self._options.offload else self._options.checkpoints
 
-    def _padded_bytes(self, block: Block) -> int:
-        """Bytes that a block keeps per row of padded texts, in layers whose state restarts at each text."""
-        return 0 if block.kept is None else self._kept(block.kept)[1]
-
-    def _kept(self, kept: Kept) -> tuple[int, int]:
-        """Bytes of each token, and of each row of padded texts."""
+    def _kept(self, kept: Kept) -> int:
+        """Bytes of each token."""
         run = 2 * self._run.trains_all + self._setup.itemsize // FP32
         return (kept.by_run_of_kernels if self._run.has_kernels else kept.by_run)[run]
-
-    def _padded_rows(self, sizes: Bucket) -> int:
-        """Rows of padded texts, in layers whose state restarts at each text; 0 without these."""
-        multiple = self._shape.multiple_of_padded
-        return sizes.padded_rows(multiple, with_filler=self._setup.on_gpu) if multiple else 0
 
     def _bytes_of_inputs(self, number: int) -> int:
         return self._setup.itemsize * number * self._shape.hidden
 
     def _block_bytes_per_token(self, block: Block) -> int:
         if block.kept is not None:
-            return self._kept(block.kept)[0] + self._run.kept_by_lora(len(block.linears))
+            return self._kept(block.kept) + self._run.kept_by_lora(len(block.linears))
         if block.kind is None:
             numbers = sum(linear.features for linear in block.linears.values()) + 4 * self._shape.hidden
             return self._setup.itemsize * numbers + FP32 * 2 + self._run.kept_by_lora(len(block.linears))
@@ -139,7 +127,7 @@ class Activations:
         """
         shape, itemsize = self._shape, self._setup.itemsize
         if shape.kept_outside is not None:
-            return self._kept(shape.kept_outside)[0]
+            return self._kept(shape.kept_outside)
         states = (1 if self._setup.is_lora else 2) * shape.hidden
         of_norm = shape.hidden * self._run.kept_by_norm(shape.blocks[-1].kind)
         return itemsize * (states + 4 * shape.head_size) + of_norm
@@ -154,12 +142,12 @@ class Activations:
     def _backward_of(self, block: Block, sizes: Bucket, with_gradients: bool) -> int:
         if block.kind is None:
             widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
-            of_states = self._padded_rows(sizes) * self._padded_bytes(block)
+            of_attention = 0
             if block.kept is not None and block.kept.rule is not None:
-                of_states = self._run.temporary_in_rule(block.kept.rule, sizes, with_gradients=with_gradients)
+                of_attention = self._run.temporary_in_rule(block.kept.rule, sizes, with_gradients=with_gradients)
             elif block.kept is not None and block.kept.heads is not None and with_gradients:
-                of_states += self._run.sums_in_attention(block.kept.heads, sizes)
-            return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_states
+                of_attention = self._run.sums_in_attention(block.kept.heads, sizes)
+            return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_attention
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self._options.chunked_blocks:
             attention = self._run.backward_of_attention(block, head_size, sizes, heads_in_groups=True)

@@ -13,8 +13,8 @@ from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.models.shape import HeadsShape, Kept, RuleShape
 from sebp_edge.engine.sparse.hoist import ATTENTION
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
-from sebp_edge.engine.sparse.patches.packed_layers import PackedTexts, packed_forward, runs_packed, without_texts
-from sebp_edge.engine.sparse.patches.restarts import layers_with_state
+from sebp_edge.engine.sparse.patches.packed_layers import PackedTexts, packed_forward, without_texts
+from sebp_edge.engine.sparse.patches.restarts import packed_layers
 
 # A multiple of the chunks of linear attention and of state spaces.
 TOKENS = 256
@@ -32,23 +32,18 @@ def measure_kept(model: nn.Module, small: nn.Module, *, without_blocks: bool = F
     returns_tuple = without_blocks and _returns_tuple(small)
     for block in blocks_of(model) if without_blocks else ():
         block.forward = lambda hidden, *_args, **_kwargs: (hidden,) if returns_tuple else hidden
-    has_state = [any(layers_with_state(block)) for block in blocks_of(model)]
+    stateful = packed_layers(model)
+    has_state = [not {*stateful}.isdisjoint(block.modules()) for block in blocks_of(model)]
     meter = _Meter(model)
-    by_run, of_one_row = meter.read_runs(), meter.read(1)
+    by_run = meter.read_runs()
     meter.use_kernels(small)
     by_run_of_kernels = meter.read_runs()
 
     def kept(block: int | None) -> Kept:
-        found = [
-            tuple((each.get((block, False), 0), each.get((block, True), 0)) for each in runs)
-            for runs in (by_run, by_run_of_kernels)
-        ]
-        # A text of one row keeps as much as one of a chunk, or nearly: some of it is not in chunks.
-        num_rows = round(of_one_row[block, True] / found[0][-1][1]) if found[0][-1][1] else 1
-        multiple = 1 << max(0, num_rows - 1).bit_length()
+        found = [tuple(each.get(block, 0) for each in runs) for runs in (by_run, by_run_of_kernels)]
         modules = [] if block is None else blocks_of(model)[block].modules()
         heads = next((HeadsShape(*meter.heads[layer]) for layer in modules if layer in meter.heads), None)
-        return Kept(*found, multiple, block is not None and has_state[block], meter.rules.get(block), heads)
+        return Kept(*found, block is not None and has_state[block], meter.rules.get(block), heads)
 
     return kept(None), [kept(block) for block in range(len(blocks_of(model)))]
 
@@ -64,7 +59,7 @@ def _returns_tuple(model: nn.Module) -> bool:
 
 
 class _Meter:
-    """Counts the bytes that a model's forward pass keeps, by block, and by whether texts are padded there.
+    """Counts the bytes that a model's forward pass keeps, by block.
 
     Attributes:
         rules: the linear attention of blocks.
@@ -72,7 +67,7 @@ class _Meter:
     """
 
     def __init__(self, model: nn.Module):
-        self._model, self._place, self._recomputes = model, (None, False), False
+        self._model, self._place, self._recomputes = model, None, False
         self.rules: dict[int, RuleShape] = {}
         self.heads: dict[nn.Module, tuple[int, int]] = {}
         # What our norms and gates compute, and whether a linear layer runs.
@@ -80,17 +75,10 @@ class _Meter:
         # So that all blocks alike pass a gradient on.
         model.get_input_embeddings().register_forward_hook(lambda _, _inputs, out: out.detach().requires_grad_())
         for number, block in enumerate(blocks_of(model)):
-            self._count_in(block, (number, False))
-            for layer in layers_with_state(block):
-                layer.register_forward_pre_hook(lambda _, args, kwargs: (args, without_texts(kwargs)), with_kwargs=True)
-                if runs_packed(layer):
-                    layer.forward = packed_forward(layer, lambda: self._texts, self._attend)
-                    continue
-                self._count_in(layer, (number, True))
-                # Projections of its input, and of its output, run on active rows.
-                for child in layer.children():
-                    if isinstance(child, nn.Linear):
-                        self._count_in(child, (number, False))
+            self._count_in(block, number)
+        for layer in packed_layers(model):
+            layer.register_forward_pre_hook(lambda _, args, kwargs: (args, without_texts(kwargs)), with_kwargs=True)
+            layer.forward = packed_forward(layer, lambda: self._texts, self._attend)
 
     def use_kernels(self, small: nn.Module) -> None:
         """Replaces what our kernels replace in the small copy."""
@@ -101,25 +89,16 @@ class _Meter:
                 module.register_forward_pre_hook(lambda *_: setattr(self, "_is_in_linear", True))
                 module.register_forward_hook(lambda *_: setattr(self, "_is_in_linear", False))
 
-    def _count_in(self, module: nn.Module, place: tuple[int, bool]) -> None:
-        before: list[tuple] = []
-
-        def enter(_module, _inputs) -> None:
-            before.append(self._place)
-            self._place = place
-
-        def leave(_module, _inputs, _output) -> None:
-            self._place = before.pop()
-
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
+    def _count_in(self, block: nn.Module, number: int) -> None:
+        block.register_forward_pre_hook(lambda *_: setattr(self, "_place", number))
+        block.register_forward_hook(lambda *_: setattr(self, "_place", None))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
-        self.rules[self._place[0]] = RuleShape(value.shape[1], *key.shape[1:], value.shape[2])
+        self.rules[self._place] = RuleShape(value.shape[1], *key.shape[1:], value.shape[2])
         return _KeepsInputs.apply(query, key, value, *others[:2])
 
-    def read_runs(self) -> list[dict[tuple[int | None, bool], int]]:
-        """Returns the bytes of each token by place: with an adapter in 2 and 4 bytes, then with all weights trained."""
+    def read_runs(self) -> list[dict[int | None, int]]:
+        """Returns the bytes of each token by block: with an adapter in 2 and 4 bytes, then with all weights trained."""
         found = []
         for trains_all in (False, True):
             self._recomputes = not trains_all
@@ -134,8 +113,8 @@ class _Meter:
         return found
 
     def read(self, tokens: int) -> Counter:
-        """Returns the bytes of each place for a text of so many tokens."""
-        kept: dict[int, tuple[Tensor, tuple]] = {}
+        """Returns the bytes of each block, and outside of blocks, for a text of so many tokens."""
+        kept: dict[int, tuple[Tensor, int | None]] = {}
         own = {parameter.untyped_storage()._cdata for parameter in self._model.parameters()}
 
         def keep(tensor: Tensor) -> Tensor:

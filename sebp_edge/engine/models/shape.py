@@ -73,12 +73,9 @@ class HeadsShape:
 class Kept:
     """What autograd keeps of a part of a decoder."""
 
-    # Bytes of each token, and of each row of padded texts (in layers whose state restarts at each text): with an
-    # adapter in 2 and 4 bytes, then with all weights trained.
-    by_run: tuple[tuple[int, int], ...]
-    by_run_of_kernels: tuple[tuple[int, int], ...]  # the same where our kernels run
-    multiple: int = 1  # of how many rows these layers take a multiple
-    has_state: bool = False  # whether it has such layers
+    by_run: tuple[int, ...]  # bytes of each token: with an adapter in 2 and 4 bytes, then with all weights trained
+    by_run_of_kernels: tuple[int, ...]  # the same where our kernels run
+    has_state: bool = False  # whether it has layers whose state restarts at each text
     rule: RuleShape | None = None
     heads: HeadsShape | None = None
 
@@ -185,12 +182,6 @@ class DecoderShape:
     def has_states(self) -> bool:
         """Whether it has layers whose state restarts at each text."""
         return any(block.kept is not None and block.kept.has_state for block in self.distinct_blocks)
-
-    @cached_property
-    def multiple_of_padded(self) -> int:
-        """Of how many rows layers take a multiple that compute padded texts; 0 without such layers."""
-        kept = (block.kept for block in self.distinct_blocks if block.kept is not None)
-        return max((each.multiple for each in kept if each.by_run[-1][1]), default=0)
 
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""

@@ -28,8 +28,8 @@ from sebp_edge.engine.sparse.patches.last_layer import LastLayer, Watch
 from sebp_edge.engine.sparse.patches.loss import Head
 from sebp_edge.engine.sparse.patches.mlp_chunks import ChunkedMlps
 from sebp_edge.engine.sparse.patches.norms_and_mlps import SmallOps
-from sebp_edge.engine.sparse.patches.packed_layers import unknown_options
-from sebp_edge.engine.sparse.patches.restarts import WITH_STATE, Layout, Restarts
+from sebp_edge.engine.sparse.patches.packed_layers import PackedTexts, unknown_options
+from sebp_edge.engine.sparse.patches.restarts import Restarts
 from sebp_edge.engine.sparse.patches.state import FollowingPatch, ModelState
 from sebp_edge.engine.sparse.patches.stops import Stops
 from sebp_edge.engine.sparse.patches.tied_embedding import TiedEmbedding
@@ -80,9 +80,6 @@ class Hoisted(FollowingPatch):
         self._num_checkpoints, self._offload = checkpoints, offload
         self._chunked_blocks, self.num_dequantised = chunked_blocks, dequantised_blocks
         self._max_logits, self._check = max_logits, check
-        parts = (part for block in blocks_of(self._decoder) or [self._decoder] for part in block.modules())
-        if mixer := row_mixer(part for part in parts if not isinstance(part, WITH_STATE)):
-            raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._attach()
 
     def _attach(self, verdicts: dict[str, bool] | None = None) -> None:
@@ -92,13 +89,17 @@ class Hoisted(FollowingPatch):
             verdicts: see `LastLayer`.
         """
         decoder, is_chunked = self._decoder, self._chunked_blocks
+        self._restarts = Restarts(decoder)
+        packed = {part for layer in self._restarts.layers for part in layer.modules()}
+        parts = (part for block in blocks_of(decoder) or [decoder] for part in block.modules())
+        if mixer := row_mixer(part for part in parts if part not in packed):
+            raise SparsityError(f"Its {mixer} would mix neighbouring sequences.")
         self._head = Head(decoder, self._max_logits, self._check or (lambda: None))
         self._embedding = TiedEmbedding(decoder)
         self._last_layer = LastLayer(decoder, verdicts=verdicts)
-        self._restarts = Restarts(decoder)
         # transformers' own checkpoints recompute blocks after the batch that says where their texts begin.
         recomputes = any(getattr(part, "gradient_checkpointing", False) for part in decoder.modules())
-        if recomputes and (self._restarts.packed or self._restarts.padded):
+        if recomputes and self._restarts.layers:
             raise SparsityError("Its state does not support gradient checkpointing; disable it and pass `checkpoints`.")
         dequantised, joined = blocks_of(decoder)[: self.num_dequantised], not (self._num_checkpoints or is_chunked)
         self._fused_lora = FusedLora(self.model, dequantised, joined=joined)
@@ -119,7 +120,7 @@ class Hoisted(FollowingPatch):
             # Around the chunked MLPs, so that they split the rows that it selects.
             self._include(self._last_layer)
             checkpoints = CheckpointedBlocks(decoder, self._num_checkpoints, offload=self._offload)
-            self._include(checkpoints, lambda: self._recomputing(self._restarts.layout))
+            self._include(checkpoints, lambda: self._recomputing(self._restarts.texts))
             if self._check is not None:
                 self._include(Stops(self.model, self._check))
         self.state = ModelState(self.model, decoder)
@@ -135,7 +136,7 @@ class Hoisted(FollowingPatch):
 
         On a CPU torch attends by sequence. A GPU's kernels do, in blocks that are all replaced and have no softcap.
         """
-        if self._restarts.packed or self._restarts.padded:
+        if self._restarts.layers:
             return False
         if self._decoder.device.type == "cpu":
             return True
@@ -162,20 +163,18 @@ class Hoisted(FollowingPatch):
         return fewer and self._last_layer.is_exact(self._decoder, self._trial_hidden_states)
 
     @contextmanager
-    def _recomputing(self, layout: Layout | None) -> Iterator[None]:
+    def _recomputing(self, texts: PackedTexts | None) -> Iterator[None]:
         """Context in which a block is recomputed, only for what it keeps."""
-        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block(), self._restarts.at(layout):
+        with self._fused_lora.without_refresh(), self._chunked_mlps.recomputing_block(), self._restarts.at(texts):
             yield
 
-    def _hidden_states(
-        self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None, padding: float = 0.0
-    ) -> Tensor:
+    def _hidden_states(self, tokens: ActiveTokens, restricted: bool, watch: Watch | None = None) -> Tensor:
         """The hidden states of the loss rows after the final norm, [C, D]."""
         recorded_scores: list[Scores] = []
         with (
             self._fused_lora.refreshed(),
             self._last_layer.restricted_to(tokens.loss_indices if restricted else None, watch),
-            self._restarts.at(self._restarts.layout_of(tokens, padding)),
+            self._restarts.at(self._restarts.texts_of(tokens)),
         ):
             output = self._decoder.base_model(**tokens.inputs, use_cache=False, recorded_scores=recorded_scores)
         if not all(scores.causal for scores in recorded_scores):

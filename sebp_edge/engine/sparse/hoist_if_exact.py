@@ -20,7 +20,6 @@ from sebp_edge.engine.sparse.patches.agreement import (
     graph_cut_after,
     reads_other_rows,
     trial_batch,
-    varied,
     without_main_grads,
 )
 from sebp_edge.engine.sparse.patches.fused_lora import FusedLora
@@ -126,13 +125,6 @@ class HoistedIfExact(Hoisted):
                     hidden_AD = self._hidden_states(tokens, restricted=False)
                 if reads_other_rows(hidden_AD[rows], embedded, rows):
                     raise SparsityError("its sequences would read each other outside of attention.")
-        if not self._restarts.padded:
-            return
-        with varied(self.model):
-            one, same, other = (self._hidden_states(tokens, False, padding=each) for each in (0.0, 0.0, 1.0))
-        # Sums of experts may come in another order each time on a GPU.
-        if not one.equal(other) and (one.equal(same) or disagreement(self.model, one, other) is not None):
-            raise SparsityError("its states would read tokens that come later.")
 
     def _padded(self, input_ids_BT: Tensor, plan: RowPlan, blocks: BlockByBlock) -> tuple[Tensor, Tensor]:
         """The last hidden states, [C, D], and the losses, [C], that the model's own code computes."""

@@ -48,12 +48,6 @@ class Bucket(NamedTuple):
         """The number of sequences, filler included: all tokens may be filler, and no sequence exceeds `longest`."""
         return self.sequences + -(-self.tokens // self.longest)
 
-    def padded_rows(self, multiple: int, *, with_filler: bool) -> int:
-        """The most rows of padded texts, if those of similar lengths are padded together, to a multiple of so many."""
-        sequences = self.slots if with_filler else self.sequences
-        groups = lengths_together(most_lengths(self.tokens, sequences, self.longest))
-        return sum(number * -(-length // multiple) * multiple for number, length in groups)
-
     @property
     def cost(self):
         """The cost of a step, in units of the cost of one token. Sizes may be arrays, for many buckets at once."""
@@ -71,25 +65,6 @@ def _on_grid(size: int) -> int:
 
 def _power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
-
-
-def most_lengths(tokens: int, sequences: int, longest: int) -> list[int]:
-    """Returns the most tokens that each of these sequences may have, the longest first."""
-    return [min(longest, tokens // rank) for rank in range(1, sequences + 1)]
-
-
-def lengths_together(lengths: Iterable[int]) -> list[tuple[int, int]]:
-    """Groups sequences, the longest first, that are padded to less than twice their own length.
-
-    Returns the number of sequences and the padded length of each group; empty sequences are in none.
-    """
-    groups: list[tuple[int, int]] = []
-    for length in lengths:
-        if groups and 2 * length > groups[-1][1]:
-            groups[-1] = groups[-1][0] + 1, groups[-1][1]
-        elif length:
-            groups.append((1, length))
-    return groups
 
 
 def choose_buckets(needed: Iterable[Bucket]) -> list[Bucket]:
