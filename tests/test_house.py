@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_406
+MAX_LINES = 52_179
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -63,12 +63,12 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_965,
     "engine": 9,
-    "engine.memory": 1_836,
-    "engine.models": 5_009,
+    "engine.memory": 1_803,
+    "engine.models": 5_000,
     "engine.models.gguf": 1_394,
-    "engine.sparse": 1_720,
-    "engine.sparse.patches": 2_826,
-    "engine.sparse.rows": 1_154,
+    "engine.sparse": 1_711,
+    "engine.sparse.patches": 2_675,
+    "engine.sparse.rows": 1_129,
     "engine.training": 3_950,
     "export": 1_861,
     "lessons": 2_265,

@@ -55,7 +55,7 @@ def gated_delta_rule(
     q_AGE: Tensor, k_AGE: Tensor, v_AHF: Tensor, g_AH: Tensor, beta_AH: Tensor, chunks: tuple[Tensor, ...], erases: bool
 ) -> Tensor:
     """The rule of `delta_rule`; kernels round the inputs of products (see there)."""
-    inputs = [_wide(x) for x in (q_AGE, k_AGE, v_AHF, g_AH, beta_AH)]
+    inputs = _wide(q_AGE, k_AGE, v_AHF, g_AH, beta_AH)
     out_AHF = inputs[2].new_empty(v_AHF.shape)
     if out_AHF.numel():
         layout = _Layout.of(chunks[0], len(v_AHF))
@@ -75,7 +75,7 @@ def gated_delta_rule_backward(
     erases: bool,
 ) -> tuple[Tensor, ...]:
     given = q_AGE, k_AGE, v_AHF, g_AH, beta_AH
-    inputs = [_wide(x) for x in given]
+    inputs = _wide(*given)
     found = [torch.zeros_like(x) for x in inputs]
     if dout_AHF.numel():
         layout = _Layout.of(chunks[0], len(v_AHF))
@@ -152,5 +152,7 @@ def _solve(system_nijgp: Tensor, right_njgpf: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True).permute(0, 3, 1, 2, 4)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _wide(*tensors: Tensor) -> list[Tensor]:
+    """All of them in fp32, or in fp64 if the values are."""
+    dtype = torch.promote_types(tensors[2].dtype, torch.float32)
+    return [x.to(dtype) for x in tensors]
