@@ -9,7 +9,7 @@ norms_and_mlps    norms and gates by our own operations, recomputed instead of k
 fused_lora        PEFT's plain LoRA layers, those that read one input in one Function
 loss              a decoder's loss without all its logits in memory at once
 last_layer        the last layer on loss rows only
-restarts          layers whose state must restart at each text: on packed texts, or on one padded row for each
+restarts          layers whose state must restart at each text, on packed texts
 packed_layers     those of them that run on packed texts, by our own operations
 tied_embedding    an embedding tied to the head: one gradient for both
 checkpoints       activation checkpoints of blocks, with inputs on the device or the host
