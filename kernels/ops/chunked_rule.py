@@ -112,7 +112,7 @@ def _part(tensors: list[Tensor], keys: slice, values: slice) -> list[Tensor]:
 def _attend(
     q_AgE: Tensor, k_AgE: Tensor, v_AhF: Tensor, g_Ah: Tensor, beta_Ah: Tensor, layout: _Layout, erases: bool
 ) -> Tensor:
-    """The outputs of some heads, [A, g p, F]. In the names of sums below, i and j are rows of a chunk."""
+    """The outputs of some heads, [A, g p, F]. Sums name rows of a chunk i and j, and sizes as their letters."""
     num_keys, key_size = k_AgE.shape[1:]
     q, k = (layout.split(x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON)) for x in (q_AgE, k_AgE))
     v, g, beta = (layout.split(x.unflatten(1, (num_keys, -1))) for x in (v_AhF, g_Ah, beta_Ah))
@@ -126,7 +126,7 @@ def _attend(
     system = beta[:, :, None] * torch.einsum("nige,njge->nijg", k, k)[..., None] * decays if erases else None
 
     outs, state = [], None
-    # Split once: each slice's gradient would be as large as the whole.
+    # Not slices, whose gradients would each be as large as the whole.
     parts = (q, k, v, beta[..., None], early, late, total.exp()[:, :, None, :, None], weights)
     steps = zip(*(x.split(layout.counts) for x in (parts if system is None else (*parts, system))), strict=True)
     for q_n, k_n, written, beta_n, early_n, late_n, total_n, weights_n, *system_n in steps:

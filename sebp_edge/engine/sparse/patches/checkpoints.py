@@ -67,7 +67,7 @@ class _InCheckpoint:
             return self._forward(hidden, *args, **kwargs)
         refuse_dropout(self._dropouts)
         forward = self._forward if self._host is None else self._forward_offloaded
-        # Blocks may pass tensors on in a dictionary, which these would keep through their checkpoint: a cycle.
+        # Blocks may share tensors in a dictionary; if a checkpoint kept it, they would keep each other.
         first = [kwargs]
         again = {name: copy(value) if isinstance(value, MutableMapping) else value for name, value in kwargs.items()}
         return checkpoint(
