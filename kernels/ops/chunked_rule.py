@@ -65,7 +65,7 @@ def gated_delta_rule(
 
 
 def gated_delta_rule_backward(
-    dout_AHF: Tensor,
+    dout: Tensor,
     q_AGE: Tensor,
     k_AGE: Tensor,
     v_AHF: Tensor,
@@ -77,13 +77,13 @@ def gated_delta_rule_backward(
     given = q_AGE, k_AGE, v_AHF, g_AH, beta_AH
     inputs = _wide(*given)
     found = [torch.zeros_like(x) for x in inputs]
-    if dout_AHF.numel():
+    if dout.numel():
         layout = _Layout.of(chunks[0], len(v_AHF))
         for keys, values in _groups(k_AGE, v_AHF):
             parts = [x.detach().requires_grad_() for x in _part(inputs, keys, values)]
             with torch.enable_grad():
                 out = _attend(*parts, layout, erases)
-            gradients = torch.autograd.grad(out, parts, dout_AHF[:, values].to(out.dtype))
+            gradients = torch.autograd.grad(out, parts, dout[:, values].to(out.dtype))
             for whole, gradient in zip(_part(found, keys, values), gradients, strict=True):
                 whole += gradient
     return tuple(gradient.to(x.dtype) for gradient, x in zip(found, given, strict=True))
