@@ -112,7 +112,7 @@ def _part(tensors: list[Tensor], keys: slice, values: slice) -> list[Tensor]:
 def _attend(
     q_AgE: Tensor, k_AgE: Tensor, v_AhF: Tensor, g_Ah: Tensor, beta_Ah: Tensor, layout: _Layout, erases: bool
 ) -> Tensor:
-    """The outputs of some heads, [A, g p, F]. Sums name rows of a chunk i and j, and sizes as their letters."""
+    """The outputs of some heads, [A, g p, F]. In the einsums, i and j are rows of a chunk."""
     num_keys, key_size = k_AgE.shape[1:]
     q, k = (layout.split(x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPSILON)) for x in (q_AgE, k_AgE))
     v, g, beta = (layout.split(x.unflatten(1, (num_keys, -1))) for x in (v_AhF, g_Ah, beta_Ah))

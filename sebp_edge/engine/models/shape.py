@@ -65,8 +65,8 @@ class RuleShape:
 class HeadsShape:
     """The sizes of a block's attention."""
 
-    number: int  # of queries
-    size: int
+    number: int  # heads of queries
+    size: int  # of each
 
 
 @dataclass(frozen=True)
