@@ -126,7 +126,8 @@ class Reply:
             text, each = text + each, await anext(rest)
         if not each["text"].startswith(text):  # `Executor` leaves out chunks that there is no room for
             raise Refusal("incomplete", "A part of the text was lost on the way.", retry=True)
-        if left := each["text"].removeprefix(text):
+        left = each["text"].removeprefix(text)
+        if left or not text:  # the first chunk names the role, also where the model has written nothing
             yield self._chunk(left, is_first=not text)
         yield self._about(".chunk", [({"delta": _annotations(each)} if self.is_chat else {"text": ""}) | _end(each)])
         if with_usage:
