@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_179
+MAX_LINES = 52_180
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -76,13 +76,13 @@ MAX_LINES_OF_ROOM = {
     "reading": 6_390,
     "research": 1_609,
     "run": 5_789,
-    "serve": 3_760,
+    "serve": 3_761,
     "store": 2_767,
     "values": 1_835,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 57_932
+MAX_LINES_OF_TESTS = 57_948
 MAX_REPLACED_ATTRIBUTES = 219
 
 # Heavy libraries stay where a reader expects them.
