@@ -18,6 +18,7 @@ from sebp_edge.engine.models.loading import load_base_model
 from sebp_edge.engine.models.sampling import Sampling
 from sebp_edge.engine.models.shape import spread
 from sebp_edge.engine.models.streaming import StreamedBlocks, move_to_device
+from sebp_edge.engine.sparse.patches import fused_lora
 from sebp_edge.engine.sparse.rows.batches import Collator
 from sebp_edge.engine.training.learner import Learner
 from sebp_edge.engine.training.losses import RowLosses
@@ -30,6 +31,12 @@ RECIPE = Recipe(name="test", description="", r=4, learning_rate=1e-2, batch_toke
 SIZES = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 5, "tie_word_embeddings": False}
 # Of 5 blocks: some, and all.
 NUMBERS = (3, 5)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    """Small weights move into gaps of memory."""
+    monkeypatch.setattr(fused_lora, "moved_into_gaps", torch.clone)
 
 
 @pytest.fixture(params=[False, True], ids=["full precision", "4 bits"])
