@@ -14,13 +14,15 @@ from select import select
 
 import psutil
 from command import IS_COLD, start
+from held_jobs import holding
 
 from sebp_edge.serve.served_jobs import ENDED
 
 COMMAND = [sys.executable, "-m", "sebp_edge.serve"]
 # A server, its workers and its planners without the seconds that imports take each of them; they are its children.
 WARM = """
-import warm
+import held_jobs, warm
+held_jobs.hold_where_told()
 warm.fork_from_here()
 from sebp_edge.basics.children import Children
 start = Children.start
@@ -197,6 +199,10 @@ class Server:
         """Starts a job whose events are sent."""
         self.call("jobs.start", id=id, **options)
         self.call("jobs.subscribe", id=id)
+
+    def holding(self, job, event, number=1):
+        """Context in which a job waits after an event, see `held_jobs`, if the server is warm."""
+        return holding(self.process.pid, job, event, number)
 
     def event(self, job, wanted=lambda event: True):
         """Returns the next event of a job that `wanted` accepts."""

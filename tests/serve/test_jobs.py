@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 from builders import write_notes
-from command import LONGER, RECIPE
+from command import LONGER
 from jsonschema import Draft202012Validator
 from served import ENDED, Refused, Server, all_gone, environment, refused, wait_until
 
@@ -83,13 +83,14 @@ def test_a_job_tells_numbered_events_and_ends_with_its_result(shared, request_of
 
 
 def test_health_tells_what_is_loaded_during_a_training_and_after_it(server, training):
-    server.start_job("first", params=training)
-    server.event("first", lambda event: event["event"] == "step")
-    health = server.call("health")
-    assert health["device"] == "cpu" and health["free_memory"] > 10**6
-    loaded = health["loaded"]
-    assert (loaded["model"], loaded["device"], loaded["dtype"]) == ("micro-llama", "cpu", "float32")
-    server.call("jobs.cancel", expected_job_id="first")
+    with server.holding("first", "step"):
+        server.start_job("first", params=training)
+        server.event("first", lambda event: event["event"] == "step")
+        health = server.call("health")
+        assert health["device"] == "cpu" and health["free_memory"] > 10**6
+        loaded = health["loaded"]
+        assert (loaded["model"], loaded["device"], loaded["dtype"]) == ("micro-llama", "cpu", "float32")
+        server.call("jobs.cancel", expected_job_id="first")
     server.state("first")
     prompt = {"model": training["model"], "device": "cpu", "prompt": "the", "max_new_tokens": 1}
     server.call("generate", **prompt)
@@ -128,14 +129,15 @@ def test_a_job_that_is_over_is_removed_and_one_that_runs_is_not(server, settings
     server.start_job("little", params=too_little)
     ended = server.state("little")
     assert (ended["state"], ended["error"]["code"]) == ("refused", "texts") and server.worker() is not None
-    server.start_job("long", params=training)
-    server.event("long", lambda event: event["event"] == "step")
-    assert server.call("jobs.unsubscribe", id="long") == server.call("jobs.unsubscribe", id="none") == {}
-    assert refused(server, "jobs.remove", id="long").code == "wrong_state"
-    assert server.call("jobs.remove", id="little") == {}
-    assert refused(server, "jobs.remove", id="little").code == "unknown_job"
-    assert [job["id"] for job in server.call("jobs.list")["jobs"]] == ["long"]
-    server.call("jobs.pause", expected_job_id="long")
+    with server.holding("long", "step"):
+        server.start_job("long", params=training)
+        server.event("long", lambda event: event["event"] == "step")
+        assert server.call("jobs.unsubscribe", id="long") == server.call("jobs.unsubscribe", id="none") == {}
+        assert refused(server, "jobs.remove", id="long").code == "wrong_state"
+        assert server.call("jobs.remove", id="little") == {}
+        assert refused(server, "jobs.remove", id="little").code == "unknown_job"
+        assert [job["id"] for job in server.call("jobs.list")["jobs"]] == ["long"]
+        server.call("jobs.pause", expected_job_id="long")
     wait_until(lambda: server.call("jobs.get", id="long")["job"]["state"] == "paused")
     assert server.call("jobs.remove", id="long") == {} and server.call("jobs.list") == {"jobs": []}
     assert not list(Path(settings["store"], "adapters", ".jobs").iterdir())
@@ -157,12 +159,11 @@ def test_a_training_answers_between_steps_and_stays_the_same_bit_for_bit(
     methods["generate, base"] = methods["generate"] | {"adapter": None}
     alone = {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()}
     assert alone["generate"] != alone["generate, base"]
-    shared.start_job("same-2", params=request | {"fresh": True})
-    shared.event("same-2", lambda event: event["event"] == "step")
-    # All at once, so that they arrive while it trains, however late this process goes on.
-    numbers = {name: shared.send(name.split(",")[0], **params) for name, params in methods.items()}
-    assert {name: shared.answer(number) for name, number in numbers.items()} == alone
-    assert shared.call("jobs.get", id="same-2")["job"]["state"] == "running"
+    with shared.holding("same-2", "step"):
+        shared.start_job("same-2", params=request | {"fresh": True})
+        shared.event("same-2", lambda event: event["event"] == "step")
+        assert {name: shared.call(name.split(",")[0], **params) for name, params in methods.items()} == alone
+        assert shared.call("jobs.get", id="same-2")["job"]["state"] == "running"
     assert shared.state("same-2")["state"] == "done"
     assert [adapter_file(folder / "store", "same", version) for version in (1, 2)] == [whole, whole]
 
@@ -181,19 +182,20 @@ def test_what_a_training_cannot_share_is_busy(shared, request_of, model_folder, 
 
 
 def test_jobs_wait_for_each_other_and_are_cancelled_wherever_they_are(shared, request_of):
-    for number in range(3):
-        shared.start_job(f"job-{number}", params=request_of(name=f"name-{number}"))
-    shared.call("jobs.cancel", expected_job_id="job-1")  # it waits
-    assert shared.state("job-1")["error"]["code"] == "cancelled"
-    shared.call("jobs.cancel", expected_job_id="job-0")  # it begins
-    assert shared.state("job-0")["state"] == "interrupted"
     phase = random.choice(["texts_read", "step", "evaluated"])
-    shared.event("job-2", lambda event: event["event"] == phase)
-    model = {key: request_of()[key] for key in ("model", "device")}
-    answer = shared.send("generate", prompt="the", temperature=0, **model)
-    shared.wait(lambda message: message.get("params", {}).get("request") == answer)
-    shared.call("jobs.cancel", expected_job_id="job-2")
-    assert shared.state("job-2")["state"] == "interrupted"
+    with shared.holding("job-2", phase):
+        for number in range(3):
+            shared.start_job(f"job-{number}", params=request_of(name=f"name-{number}"))
+        shared.call("jobs.cancel", expected_job_id="job-1")  # it waits
+        assert shared.state("job-1")["error"]["code"] == "cancelled"
+        shared.call("jobs.cancel", expected_job_id="job-0")  # it begins
+        assert shared.state("job-0")["state"] == "interrupted"
+        shared.event("job-2", lambda event: event["event"] == phase)
+        model = {key: request_of()[key] for key in ("model", "device")}
+        answer = shared.send("generate", prompt="the", temperature=0, **model)
+        shared.wait(lambda message: message.get("params", {}).get("request") == answer)
+        shared.call("jobs.cancel", expected_job_id="job-2")
+        assert shared.state("job-2")["state"] == "interrupted"
     try:
         assert "text" in shared.answer(answer)  # it ended before the job was cancelled
     except Refused as error:
@@ -228,16 +230,15 @@ def test_an_adapter_is_exported(shared, request_of, short, tmp_path):
 
 
 def test_a_job_is_paused_its_memory_is_free_and_it_goes_on_bit_for_bit(shared, request_of, folder, model_folder):
-    recipe = folder / "long.toml"  # which does not end before the pause
-    recipe.write_text(RECIPE.replace("epochs = 1", "epochs = 20"))
-    own = Personalizer(model_folder, recipe=Recipe.load(recipe), device="cpu", store=folder / "own")
+    recipe = Recipe.load(folder / "test.toml")
+    own = Personalizer(model_folder, recipe=recipe, device="cpu", store=folder / "own")
     own.adapt(folder / "notes", name="paused", activate_anyway=True)
-    request = request_of(name="paused", recipe=str(recipe), activate_anyway=True)
-    shared.start_job("paused", params=request)
-    for _ in range(random.randrange(1, 6)):
-        shared.event("paused", lambda event: event["event"] == "step")
-    worker = psutil.Process(shared.worker())
-    shared.call("jobs.pause", expected_job_id="paused")
+    with shared.holding("paused", "step", number := random.randrange(1, 6)):
+        shared.start_job("paused", params=request_of(name="paused", activate_anyway=True))
+        for _ in range(number):
+            shared.event("paused", lambda event: event["event"] == "step")
+        worker = psutil.Process(shared.worker())
+        shared.call("jobs.pause", expected_job_id="paused")
     ended = shared.state("paused")
     assert (ended["state"], ended["resumable"]) == ("paused", True), ended
     assert all_gone([worker])
@@ -287,9 +288,10 @@ def test_a_gpu_answers_the_same_while_it_trains(server, request_of, tmp_path):
 
 def test_a_job_whose_texts_have_changed_is_refused_and_goes_on_as_asked(server, request_of, folder, tmp_path):
     notes = write_notes(tmp_path / "changing")
-    server.start_job("changed", params=request_of(paths=[str(notes)], activate_anyway=True))
-    server.event("changed", lambda event: event["event"] == "step")
-    server.call("jobs.pause", expected_job_id="changed")
+    with server.holding("changed", "step"):
+        server.start_job("changed", params=request_of(paths=[str(notes)], activate_anyway=True))
+        server.event("changed", lambda event: event["event"] == "step")
+        server.call("jobs.pause", expected_job_id="changed")
     assert server.state("changed", {"paused"})["resumable"]
     next(notes.iterdir()).write_text("Other words stand here now.")
     server.call("jobs.resume", id="changed")

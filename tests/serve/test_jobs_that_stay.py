@@ -60,18 +60,18 @@ def test_jobs_that_run_and_wait_outlive_their_server(settings, request_of, short
     """Both are shown by `sebp-edge jobs` under the app's id, and go on."""
     with Server(warm=True) as server:
         server.initialize(**settings)
-        server.call("jobs.start", id="first", params=request_of())
-        server.call(
-            "jobs.start", id="second", params=request_of(activate_anyway=True, name=None, device=None, recipe=short)
-        )
-        server.call("jobs.start", id="third", params={"texts": ["the boat"], "model": request_of()["model"]})
-        server.call("jobs.start", id="fourth", params=request_of())
-        server.call("jobs.subscribe", id="first")
-        last = server.event("first", lambda event: event["event"] == "step")["number"]
-        server.call("jobs.cancel", expected_job_id="fourth")
-        processes = processes_below(server.process.pid)
-        server.process.kill()
-        assert all_gone(processes)
+        second = request_of(activate_anyway=True, name=None, device=None, recipe=short)
+        with server.holding("first", "step"):
+            server.call("jobs.start", id="first", params=request_of())
+            server.call("jobs.start", id="second", params=second)
+            server.call("jobs.start", id="third", params={"texts": ["the boat"], "model": request_of()["model"]})
+            server.call("jobs.start", id="fourth", params=request_of())
+            server.call("jobs.subscribe", id="first")
+            last = server.event("first", lambda event: event["event"] == "step")["number"]
+            server.call("jobs.cancel", expected_job_id="fourth")
+            processes = processes_below(server.process.pid)
+            server.process.kill()
+            assert all_gone(processes)
     stored = {job.id: job for job in AdapterStore(settings["store"]).jobs.list()}
     assert set(stored) == {"first", "second", "third"}
     wait_until(lambda: not stored["first"].is_running)  # the worker's threads end one by one

@@ -78,9 +78,10 @@ def test_a_refused_one_leaves_the_active_version_and_a_kept_one_is_rolled_back(s
 @pytest.mark.parametrize("when", ["step", "saved"])
 def test_a_worker_that_is_killed_loses_nothing(server, settings, lesson, when):
     """Before it is saved, the job goes on; afterwards, only the assessment is missing."""
-    lesson(activate_anyway=True)
-    server.event("lesson", lambda event: event["event"] == when)
-    os.kill(server.worker(), signal.SIGKILL)
+    with server.holding("lesson", when):
+        lesson(activate_anyway=True)
+        server.event("lesson", lambda event: event["event"] == when)
+        os.kill(server.worker(), signal.SIGKILL)
     ended = server.state("lesson")
     assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
     found, was_saved = adapter(settings), when == "saved"
@@ -97,8 +98,9 @@ def test_a_worker_that_is_killed_loses_nothing(server, settings, lesson, when):
 
 
 def test_a_pause_while_it_is_assessed_ends_it(server, settings, lesson):
-    lesson(activate_anyway=True)
-    server.event("lesson", is_saved)
-    server.call("jobs.pause", expected_job_id="lesson")
+    with server.holding("lesson", "saved"):
+        lesson(activate_anyway=True)
+        server.event("lesson", is_saved)
+        server.call("jobs.pause", expected_job_id="lesson")
     assert server.state("lesson")["state"] == "done"
     assert adapter(settings).active() == 2
