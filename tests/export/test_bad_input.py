@@ -9,7 +9,7 @@ import signal
 import threading
 
 import pytest
-from command import assert_one_sentence, process, records, run
+from command import assert_one_sentence, halted, records, run
 from export_sources import make_source
 from safetensors.torch import load_file, save_file
 
@@ -17,6 +17,9 @@ from sebp_edge import AdapterStore, Personalizer
 from sebp_edge.errors import BusyError, Interrupted, StorageError
 from sebp_edge.events import ExamplesEvaluated, TensorWritten
 from sebp_edge.export import model_weights
+
+# The path of a file in a temporary folder.
+WRITING = r"/\.making-\w+/"
 
 
 @pytest.fixture
@@ -157,11 +160,10 @@ def test_a_disk_that_fills_up_leaves_nothing(stored, model, mount_disk, monkeypa
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(stored, model, place):
     arguments = ("export", "mine", "--model", model, "--to", place / "out", "--json")
-    with process(*arguments) as one:
-        for line in one.stdout:
-            if "tensor_written" in line:
-                break
+    with halted("open", WRITING, *arguments) as one:
+        assert list(place.iterdir())
         one.send_signal(signal.SIGINT)
+        one.send_signal(signal.SIGCONT)
         output, errors = one.communicate(timeout=60)
     assert one.returncode == 130
     assert errors == "sebp-edge: Interrupted; nothing was changed.\n"
@@ -172,10 +174,7 @@ def test_ctrl_c_leaves_nothing(stored, model, place):
 @pytest.mark.slow
 def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(stored, model, place):
     def start(name):
-        one = process("export", "mine", "--model", model, "--to", place / name, "--json")
-        next(line for line in one.stdout if "tensor_written" in line)
-        one.send_signal(signal.SIGSTOP)
-        return one
+        return halted("open", WRITING, "export", "mine", "--model", model, "--to", place / name)
 
     def temporary():
         return sorted(path.name for path in place.iterdir() if path.is_dir() and path.name.startswith("."))

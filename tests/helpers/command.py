@@ -13,8 +13,6 @@ from warm import WarmProcess
 from sebp_edge.cli.commands import app
 
 RECIPE = "r = 4\nlearning_rate = 2e-2\nepochs = 1\nbatch_tokens = 200\ncontext_length = 64\n"
-# For tests that react to another process while it trains.
-LONGER = RECIPE.replace("epochs = 1", "epochs = 5")
 # A background job of a shell ignores SIGINT (under nohup SIGHUP too), and its child processes inherit that.
 RESTORE_SIGNALS = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
@@ -55,11 +53,10 @@ def start(arguments, *, cold=IS_COLD, **options):
     return WarmProcess(arguments, **options)
 
 
-# Halts the process when it makes the temporary folder of a version.
 HALT = """
-import os, signal, sys
+import os, re, signal, sys
 def halt(event, arguments):
-    if event == "os.mkdir" and ".saving-" in str(arguments[0]) and not halted:
+    if event == {event!r} and re.search({pattern!r}, str(arguments[0])) and not halted:
         halted.append(True)
         os.kill(os.getpid(), signal.SIGSTOP)
 halted = []
@@ -67,12 +64,17 @@ sys.addaudithook(halt)
 """
 
 
-def halted_before_it_saves(*arguments):
-    """Returns a process that does what is asked until it saves a version; SIGCONT makes it go on."""
-    one = start([HALT + CODE, *arguments])
+def halted(event, pattern, *arguments):
+    """Returns the command once it halts before Python's audit event of such a path; SIGCONT makes it go on."""
+    one = start([HALT.format(event=event, pattern=pattern) + CODE, *arguments])
     _, status = os.waitpid(one.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     return one
+
+
+def halted_before_it_saves(*arguments):
+    """Returns a process that does what is asked until it makes the temporary folder of a version."""
+    return halted("os.mkdir", r"\.saving-", *arguments)
 
 
 def records(text):

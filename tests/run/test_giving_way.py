@@ -9,7 +9,7 @@ import weakref
 
 import psutil
 import pytest
-from command import LONGER, process, records, run, start
+from command import RECIPE, process, records, run, start
 from fake_machine import write_supplies
 from paused_jobs import bits
 
@@ -222,7 +222,7 @@ def until(one, wanted):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /sys")
 def test_the_command_waits_on_battery_and_can_be_interrupted_then(adapt, recipe, tmp_path, own_data_folder):
-    recipe.write_text(LONGER)
+    recipe.write_text(RECIPE.replace("epochs = 1", "epochs = 30"))
     write_supplies(tmp_path / "power", plugged=True)
     command = [ON_BATTERY, tmp_path / "power", *adapt, "--polite", "--json"]
     with start(command) as one:

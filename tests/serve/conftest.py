@@ -2,7 +2,7 @@
 
 import pytest
 from builders import write_notes
-from command import LONGER, RECIPE
+from command import RECIPE
 from served import Server, WarmServers
 
 
@@ -30,7 +30,7 @@ def too_little(tmp_path, training):
 
 @pytest.fixture
 def training(tmp_path, notes_folder, model_folder):
-    (tmp_path / "test.toml").write_text(LONGER)
+    (tmp_path / "test.toml").write_text(RECIPE)
     recipe = str(tmp_path / "test.toml")
     return {"paths": [str(notes_folder)], "model": str(model_folder), "recipe": recipe, "device": "cpu"}
 
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     """A folder with notes and a recipe."""
     folder = tmp_path_factory.mktemp("served")
     write_notes(folder / "notes")
-    (folder / "test.toml").write_text(LONGER)
+    (folder / "test.toml").write_text(RECIPE)
     (folder / "short.toml").write_text(RECIPE + "refit = false\n")
     return folder
 

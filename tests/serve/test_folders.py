@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from command import LONGER
+from command import RECIPE
 from served import Server, refused
 from stored_adapter import RECORD, FakeAdaptation
 
@@ -23,7 +23,7 @@ def allowed(tmp_path, notes_folder):
     """A folder that an app may use, with notes in it, and one beside it that it may not."""
     for name in ("allowed", "outside"):
         shutil.copytree(notes_folder, tmp_path / name / "sub")
-    (tmp_path / "allowed" / "test.toml").write_text(LONGER)
+    (tmp_path / "allowed" / "test.toml").write_text(RECIPE)
     return tmp_path / "allowed"
 
 

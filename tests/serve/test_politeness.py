@@ -40,7 +40,7 @@ def session_is(pid, niceness):
 def test_a_job_that_waits_is_shown_answers_meanwhile_and_can_be_paused(tmp_path, settings, training):
     write_supplies(tmp_path / "power", plugged=True)
     recipe = Path(training["recipe"])
-    recipe.write_text(recipe.read_text().replace("epochs = 5", "epochs = 1000\npatience = 1000"))
+    recipe.write_text(recipe.read_text().replace("epochs = 1", "epochs = 1000\npatience = 1000"))
     params = training | {"name": "mine", "polite": True, "threads": 1}
     with Server(warm=True, first=SUPPLIES.format(folder=str(tmp_path / "power"))) as server:
         server.initialize(**settings)
@@ -71,7 +71,7 @@ def test_only_the_threads_of_a_job_have_a_low_priority_and_its_session_while_not
     if asked == "default":
         del settings["low_priority"]
     recipe = Path(training["recipe"])
-    recipe.write_text(recipe.read_text().replace("epochs = 5", "epochs = 1000\npatience = 1000"))
+    recipe.write_text(recipe.read_text().replace("epochs = 1", "epochs = 1000\npatience = 1000"))
     with Server(warm=True) as server:
         server.answer(server.send("initialize", protocol=1, **settings))
         usual, low = own_priority(server), max(NICENESS, own_priority(server)) if asked else own_priority(server)
