@@ -200,9 +200,15 @@ class Server:
         self.call("jobs.start", id=id, **options)
         self.call("jobs.subscribe", id=id)
 
-    def holding(self, job, event, number=1):
-        """Context in which a job waits after an event, see `held_jobs`, if the server is warm."""
-        return holding(self.process.pid, job, event, number)
+    @contextlib.contextmanager
+    def held(self, id, event, number=1, **options):
+        """Context of a job that is started, and waits after an event, see `held_jobs`; yields the event.
+
+        Needs a warm server.
+        """
+        with holding(self.process.pid, id, event, number):
+            self.start_job(id, **options)
+            yield [self.event(id, lambda told: told["event"] == event) for _ in range(number)][-1]
 
     def event(self, job, wanted=lambda event: True):
         """Returns the next event of a job that `wanted` accepts."""

@@ -34,9 +34,10 @@ def test_a_download_tells_its_progress_answers_meanwhile_and_is_cancelled_and_go
     event = server.event("first", has_begun)
     assert (event["event"]["stage"], event["phase"]) == ("downloading", "downloading")
     assert event["event"]["done"] <= event["event"]["total"] == sum(map(len, hub.files.values()))
-    assert server.call("generate", model="tiny", device="cpu", prompt="the", max_new_tokens=2)["new_tokens"] == 2
+    prompt = {"model": "tiny", "device": "cpu", "prompt": "the", "sampling_seed": 1}
+    assert server.call("generate", **prompt, max_new_tokens=2)["new_tokens"] == 2
     with pytest.raises(Refused, match="to cancel a download"):
-        long = server.send("generate", model="tiny", device="cpu", prompt="the", max_new_tokens=10**5)
+        long = server.send("generate", **prompt, max_new_tokens=10**5)
         server.call("jobs.cancel", expected_job_id="first")
         server.answer(long)
     ended = server.state("first")

@@ -44,22 +44,18 @@ def test_a_folder_that_became_a_link_to_outside_is_refused_when_a_job_begins_goe
         for name in ("first", "paused"):
             shutil.copytree(allowed / "sub", allowed / name)
 
-        def start(id, kind="adapt", **params):
-            server.start_job(id, kind=kind, params=common | {"name": id} | params)
+        def job(id, kind="adapt", **params):
+            return {"id": id, "kind": kind, "params": common | {"name": id} | params}
 
-        with server.holding("paused", "step"):
-            start("paused", paths=[str(allowed / "paused")])
-            server.event("paused", lambda event: event["event"] == "step")
+        with server.held(event="step", **job("paused", paths=[str(allowed / "paused")])):
             server.call("jobs.pause", expected_job_id="paused")
             server.state("paused", {"paused"})
-        with server.holding("first", "texts_read"):
-            start("first", paths=[str(allowed / "first")])
-            start("second", paths=[str(allowed / "sub")])
-            start("export", kind="export", to=str(allowed / "sub" / "out"))
-            start("forget", kind="forget", documents=[str(allowed / "sub" / "note-00.md")])
-            start("verify", kind="verify", paths=[str(allowed / "sub")])
+        with server.held(event="texts_read", **job("first", paths=[str(allowed / "first")])):
+            server.start_job(**job("second", paths=[str(allowed / "sub")]))
+            server.start_job(**job("export", kind="export", to=str(allowed / "sub" / "out")))
+            server.start_job(**job("forget", kind="forget", documents=[str(allowed / "sub" / "note-00.md")]))
+            server.start_job(**job("verify", kind="verify", paths=[str(allowed / "sub")]))
             server.call("jobs.resume", id="paused")
-            server.event("first", lambda event: event["event"] == "texts_read")
             for name in ("sub", "paused"):
                 swap(allowed / name)
             server.call("jobs.cancel", expected_job_id="first")
@@ -99,10 +95,8 @@ def test_folders_are_added_and_taken_away_and_a_running_job_goes_on_with_those_i
         added = server.call("folders", add=[str(allowed / "link"), outside])["folders"]
         assert added == [str(allowed), str(model_folder), outside]
         assert server.call("search", **question, paths=[outside])["hits"]
-        with server.holding("first", "step"):
-            for id in ("first", "second"):
-                server.start_job(id, params=training | {"paths": [sub]})
-            server.event("first", lambda event: event["event"] == "step")
+        with server.held("first", "step", params=training | {"paths": [sub]}):
+            server.start_job("second", params=training | {"paths": [sub]})
             assert server.call("folders", remove=[str(allowed)])["folders"] == [str(model_folder), outside]
             assert refused(server, "search", **question, paths=[sub]).code == "folder_not_allowed"
             assert refused(server, "inspect", paths=[sub]).code == "folder_not_allowed"

@@ -30,13 +30,8 @@ def server(settings, notes_folder, training, tmp_path):
 
 @pytest.fixture
 def lesson(server, training, tmp_path):
-    """A function that begins to learn the new note."""
-
-    def begin(**options):
-        params = training | {"name": "mine", "recipe": str(tmp_path / "short.toml")} | options
-        server.start_job("lesson", params=params)
-
-    return begin
+    """What it takes to learn the new note."""
+    return {"params": training | {"name": "mine", "recipe": str(tmp_path / "short.toml"), "activate_anyway": True}}
 
 
 def adapter(settings):
@@ -48,7 +43,7 @@ def is_saved(event):
 
 
 def test_it_is_active_before_it_is_assessed_and_answers(server, settings, lesson, model_folder):
-    lesson(activate_anyway=True)
+    server.start_job("lesson", **lesson)
     saved = server.event("lesson", is_saved)
     assert (saved["event"]["version"], saved["event"]["active"], saved["phase"]) == (2, True, "saving")
     assert adapter(settings).active() == 2
@@ -64,7 +59,7 @@ def test_it_is_active_before_it_is_assessed_and_answers(server, settings, lesson
 
 def test_a_refused_one_leaves_the_active_version_and_a_kept_one_is_rolled_back(server, settings, lesson, tmp_path):
     (tmp_path / "short.toml").write_text(RECIPE + "margin = 0.99\n")
-    lesson()
+    server.start_job("lesson", params=lesson["params"] | {"activate_anyway": False})
     assert not server.event("lesson", is_saved)["event"]["active"]
     result = server.state("lesson")["result"]
     assert (result["verdict"], result["version"], result["active"]) == ("no gain", 2, False)
@@ -78,9 +73,7 @@ def test_a_refused_one_leaves_the_active_version_and_a_kept_one_is_rolled_back(s
 @pytest.mark.parametrize("when", ["step", "saved"])
 def test_a_worker_that_is_killed_loses_nothing(server, settings, lesson, when):
     """Before it is saved, the job goes on; afterwards, only the assessment is missing."""
-    with server.holding("lesson", when):
-        lesson(activate_anyway=True)
-        server.event("lesson", lambda event: event["event"] == when)
+    with server.held("lesson", when, **lesson):
         os.kill(server.worker(), signal.SIGKILL)
     ended = server.state("lesson")
     assert (ended["state"], ended["error"]["code"], ended["error"]["retry"]) == ("interrupted", "worker_ended", True)
@@ -98,9 +91,7 @@ def test_a_worker_that_is_killed_loses_nothing(server, settings, lesson, when):
 
 
 def test_a_pause_while_it_is_assessed_ends_it(server, settings, lesson):
-    with server.holding("lesson", "saved"):
-        lesson(activate_anyway=True)
-        server.event("lesson", is_saved)
+    with server.held("lesson", "saved", **lesson):
         server.call("jobs.pause", expected_job_id="lesson")
     assert server.state("lesson")["state"] == "done"
     assert adapter(settings).active() == 2

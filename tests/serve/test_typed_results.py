@@ -66,10 +66,9 @@ def test_the_result_of_each_method_keeps_to_the_schema(tmp_path, store_of_notes,
         call("search", **asked)
         assert call("health")["loaded"] and call("status")["worker"]
         call("cancel", request=10**6)
-        with server.holding("first", "step"):
+        with server.held("first", "step", params=training | {"name": "other"}):
             call("jobs.start", id="first", params=training | {"name": "other"})
             call("jobs.subscribe", id="first")
-            server.event("first", lambda event: event["event"] == "step")
             call("jobs.unsubscribe", id="first")
             call("jobs.pause", expected_job_id="first")
         wait_until(lambda: call("jobs.get", id="first")["job"]["state"] == "paused")

@@ -199,4 +199,4 @@ def test_a_version_stays_active_if_memory_runs_out_while_it_is_assessed(make, no
         personalizer.adapt(notes_folder)
     adapter = personalizer.store.adapter("default")
     assert (adapter.active(), adapter.jobs, adapter.open().record.verdict) == (1, [], "better")
-    assert personalizer.generate("the ferry", max_new_tokens=2)
+    assert personalizer.generate("the ferry", max_new_tokens=2, seed=1)
