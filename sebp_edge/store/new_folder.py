@@ -33,7 +33,8 @@ def check_new(to: str | Path, cannot: str) -> Path:
         with suppress(FileNotFoundError):  # all other errors show that no folder can have this name
             target.lstat()
             raise OptionError(f"{str(target)!r} already exists; choose a new folder, so that nothing is overwritten.")
-        shutil.rmtree(tempfile.mkdtemp(prefix=".check-", dir=target.parent))
+        with _temporary_folder(target.parent):
+            pass
         _delete_empty(made)
     return target
 
@@ -72,25 +73,22 @@ def new_folder(target: Path, cannot: str) -> Iterator[Path]:
     """
     with storage_errors(cannot, target), _folders_around(target) as made:
         _delete_leftovers(target.parent)
-        with _locked_name(target.parent) as temporary:
-            temporary.mkdir(0o700)
-            try:
-                yield temporary
-                flush_all(temporary)
-                if os.path.lexists(target):
-                    raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
-                temporary.rename(target)
-                for folder in (target, *made):
-                    flush(folder.parent)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+        with _temporary_folder(target.parent) as temporary:
+            yield temporary
+            flush_all(temporary)
+            if os.path.lexists(target):
+                raise StorageError(f"{str(target)!r} already exists; nothing was overwritten.")
+            temporary.rename(target)
+            for folder in (target, *made):
+                flush(folder.parent)
 
 
 @contextmanager
-def _locked_name(parent: Path) -> Iterator[Path]:
-    """Yields the path of a folder to make, whose lock file is locked meanwhile."""
+def _temporary_folder(parent: Path) -> Iterator[Path]:
+    """Yields a new folder, whose lock file is locked meanwhile; deletes it unless it was renamed."""
     while True:
         descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=_LOCK, dir=parent)
+        temporary = Path(name.removesuffix(_LOCK))
         try:
             is_locked = True
             # On a disk without locks no leftover can be told from a folder in use, so none is deleted.
@@ -98,9 +96,11 @@ def _locked_name(parent: Path) -> Iterator[Path]:
                 is_locked = lock_descriptor(descriptor, blocking=False)
             # Another process may have locked and deleted the file first.
             if is_locked and os.path.lexists(name):
-                yield Path(name.removesuffix(_LOCK))
+                temporary.mkdir(0o700)
+                yield temporary
                 return
         finally:
+            shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
             Path(name).unlink(missing_ok=True)
 

@@ -172,14 +172,17 @@ def test_ctrl_c_leaves_nothing(stored, model, place):
 
 
 @pytest.mark.slow
-def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(stored, model, place):
-    def start(name):
-        return halted("open", WRITING, "export", "mine", "--model", model, "--to", place / name)
+@pytest.mark.parametrize("at", [("os.rmdir", r"/\.making-\w+$"), ("open", WRITING)], ids=["checks", "writes"])
+def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(
+    stored, model, place, at
+):
+    def start(name, at=("open", WRITING)):
+        return halted(*at, "export", "mine", "--model", model, "--to", place / name)
 
     def temporary():
         return sorted(path.name for path in place.iterdir() if path.is_dir() and path.name.startswith("."))
 
-    with start("killed") as killed:
+    with start("killed", at) as killed:
         (left,) = temporary()
         with start("in progress") as running:
             try:

@@ -67,13 +67,25 @@ def pytest_collection_finish():
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path_factory, monkeypatch):
-    """A folder for a test's adapters and caches, which is made once something is put there."""
+def new_home(tmp_path_factory, monkeypatch):
+    """A folder for adapters and caches, which is made once something is put there."""
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(HOMES))
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     return home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def common_home(tmp_path_factory):
+    """The home of what several tests share, so that nothing is in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield new_home(tmp_path_factory, patch)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory, monkeypatch):
+    """A test's home."""
+    return new_home(tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ def quick(monkeypatch, general):
 @pytest.fixture(scope="session")
 def learnt(tmp_path_factory, model, general):
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # not that of the test which comes first
         make_quick(patch, general)
         runs = watch_runs(patch)
         personalizer = new_personalizer(model, tmp_path_factory.mktemp("stores"))

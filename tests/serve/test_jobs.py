@@ -262,7 +262,7 @@ def test_a_model_that_is_new_here_is_read_once_by_the_worker_which_no_plan_wakes
 def test_a_gpu_answers_the_same_while_it_trains(server, request_of, tmp_path):
     """The training's steps are captured graphs; the answers are computed between two of them."""
     recipe = tmp_path / "short-steps.toml"
-    recipe.write_text(RECIPE.replace("batch_tokens = 200", "batch_tokens = 70"))
+    recipe.write_text(RECIPE.replace("batch_tokens = 200", "batch_tokens = 70").replace("epochs = 1", "epochs = 5"))
     request = request_of(model="tiny", device="cuda", activate_anyway=True, recipe=str(recipe))
     server.start_job("first", params=request)
     assert server.state("first")["state"] == "done"
