@@ -35,7 +35,7 @@ def phases(made):
 
 @pytest.mark.slow
 def test_each_document_is_tested_once_and_later_versions_learn_on_in_the_same_folds(make_quick):
-    first = make_quick(memory_budget="2GB")
+    first = make_quick(memory_budget="8GB")
     result = first.adapt(NOTES[:24], activate_anyway=True)
     assert phases(first) == PHASES
     (planned,) = of_kind(first, MemoryPlanned)
