@@ -173,9 +173,7 @@ def test_ctrl_c_leaves_nothing(stored, model, place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [("os.rmdir", r"/\.making-\w+$"), ("open", WRITING)], ids=["checks", "writes"])
-def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(
-    stored, model, place, at
-):
+def test_the_next_export_deletes_what_a_killed_one_has_left_but_not_what_one_in_progress_has(stored, model, place, at):
     def start(name, at=("open", WRITING)):
         return halted(*at, "export", "mine", "--model", model, "--to", place / name)
 

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sebp_edge.serve.worker_tasks import Worker
@@ -35,9 +35,10 @@ def hold_where_told() -> None:
         kind = event.to_dict()["event"]
         seen[id, kind] += 1
         file, place = _file(os.getppid(), id), f"{kind} {seen[id, kind]}"
-        while not self._tasks.ends_job and file.exists() and file.read_text() == place:
-            self._while_waiting()
-            time.sleep(0.01)
+        with suppress(FileNotFoundError):
+            while not self._tasks.ends_job and file.read_text() == place:
+                self._while_waiting()
+                time.sleep(0.01)
         self._while_waiting()
 
     Worker._on_event = tell_and_wait
