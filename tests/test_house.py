@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_180
+MAX_LINES = 52_182
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -77,7 +77,7 @@ MAX_LINES_OF_ROOM = {
     "research": 1_609,
     "run": 5_789,
     "serve": 3_761,
-    "store": 2_767,
+    "store": 2_769,
     "values": 1_835,
 }
 MAX_ENTRIES_AT_ROOT = 20

@@ -97,10 +97,12 @@ def _temporary_folder(parent: Path) -> Iterator[Path]:
             # Another process may have locked and deleted the file first.
             if is_locked and os.path.lexists(name):
                 temporary.mkdir(0o700)
-                yield temporary
-                return
+                try:
+                    yield temporary
+                    return
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
             os.close(descriptor)
             Path(name).unlink(missing_ok=True)
 
