@@ -155,6 +155,42 @@ def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, on_cpu, fill_
     assert len([shape for shape in seen if shape[1] > 1]) == passes
 
 
+@pytest.mark.parametrize("family", ["llama", *WITH_STATES])
+def test_smaller_batches_go_on_where_memory_ran_out(family, monkeypatch):
+    model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
+    decoder, seen, failed, forward, fitting = Decoder(model), [], [], Decoder._forward, len(prompts) // 3
+
+    def short(self, rows, ids, positions, columns, width, *others, **named):
+        # Long rows take more, so memory runs out within texts, too.
+        if len(ids) > 2 and len(ids) * width > 20 * fitting:
+            failed.append(len(ids))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(self, rows, ids, positions, columns, width, *others, **named)
+
+    monkeypatch.setattr(Decoder, "_forward", short)
+    found = decoder.decode(prompts, ends, greedy(10), on_token=lambda number, token: seen.append((number, token)))
+    assert found == expected
+    assert sorted(number for number, _ in seen) == sorted(n for n, new in enumerate(found) for _ in new)
+    assert len(set(failed)) > 1
+
+
+def test_a_single_prompt_that_does_not_fit_is_refused_by_the_machine(model, monkeypatch):
+    tried = []
+
+    def full(self, rows, ids, *others, **named):
+        tried.append(ids.shape)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Decoder, "_forward", full)
+    monkeypatch.setattr(decoding, "FILL_TOKENS", 110)
+    monkeypatch.setattr(decoding, "MIN_FILL_TOKENS", 60)
+    decoder = Decoder(model)
+    decoder._is_on_cpu = False
+    with pytest.raises(torch.OutOfMemoryError):
+        decoder.decode([tokens(random.Random(0), 100)], ENDS, greedy(3))
+    assert [shape[1] for shape in tried] == [100, 60]
+
+
 @pytest.mark.slow
 def test_the_bundled_model_answers_as_alone(tiny):
     notes = ["The ferry to the island leaves at six from the west pier.", "Bread soup needs stale bread and beans."]

@@ -123,14 +123,17 @@ def test_micro_batches_with_prefixes_and_without_are_warmed_up_before_the_first_
     assert {(key.has_gradients, key.has_prefixes) for key in keys} == {(a, b) for a in (0, 1) for b in (0, 1)}
 
 
-def test_an_evaluation_first_warms_up_no_gradients(learner, ran):
+def test_gradients_are_warmed_up_first_where_new_graphs_begin_with_an_evaluation(learner, ran):
+    """After an evaluation has run out of memory, a step's warm-up beside its graphs would, too."""
     examples = uneven_examples()
     learner._largest_dry_run = (10**9, 10**9)  # so that there is no dry run
     learner.prepare(schedule_of(learner, [[examples]], examples[:3], examples[3:5]))
     evaluate(learner, evaluated(learner, examples[:3]))
-    assert {part for part, _ in ran} == {"losses"}
+    learner.step(make_step(learner, examples), 1e-3)
+    assert [part for part, _ in ran] == ["gradients", *["losses"] * (len(ran) - 2), "gradients"]
     order = learner.plain.graphs._graphs.order
-    assert order.index("losses") == order.count("warm_up") >= 1
+    assert order[: order.count("warm_up")] == ["warm_up"] * order.count("warm_up")
+    assert order.count("gradients") == 1
 
 
 def test_graphs_and_their_memory_are_freed_at_once(learner):

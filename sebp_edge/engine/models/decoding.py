@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sebp_edge.basics.out_of_memory import ran_out_of_memory
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.models.captured_step import CapturedSteps
@@ -28,13 +29,15 @@ from sebp_edge.engine.models.shared_batches import longest_alike, max_rows, why_
 from sebp_edge.engine.models.single_rows import decode_alone, threaded_linears
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
+from sebp_edge.machine.devices import release_memory
 
 # The most bytes of keys and values, unless a single prompt needs more; and of those that are kept between calls.
 MAX_CACHE_BYTES, MAX_KEPT_BYTES = 2**29, 2**28
 # The most tokens of one pass through the model before the first new token, filled up or not.
 FILL_TOKENS = 4096
-# The same of a single prompt on the CPU, where a stop may lose what the running pass has computed.
-FILL_TOKENS_CPU = 256
+# The same of a single prompt on the CPU, where a stop may lose what the running pass has computed; and the fewest that
+# a pass is cut to if memory runs out.
+FILL_TOKENS_CPU = MIN_FILL_TOKENS = 256
 # A pass whose result would be kept is ended only after so many seconds of work, so that who types on does not wait for
 # the same tokens again.
 KEPT_SECONDS = 1.0
@@ -83,7 +86,7 @@ class Decoder:
     """Decodes prompts, with the results of decoding each one alone, in batches of any lengths.
 
     Rows that have ended leave their batch as soon as they are half of it. On a GPU, steps are captured as CUDA graphs,
-    unless the model cannot be captured, which a Notice says.
+    unless the model cannot be captured, which a Notice says. If memory runs out, smaller batches go on.
 
     Where a `RowCache` does not hold what a model has computed, or not exactly, prompts are decoded one by one instead,
     in transformers' loop, and nothing is kept, as are texts so long that their rotary angles depend on the length.
@@ -102,7 +105,7 @@ class Decoder:
         config = self._model.config.get_text_config()
         self.one_by_one = why_not_rows(self._model)
         self._longest = 0 if self.one_by_one else longest_alike(config)
-        self._max_rows, self._has_states = max_rows(config), has_states(config)
+        self._max_rows, self._has_states, self._fill_tokens = max_rows(config), has_states(config), FILL_TOKENS
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
         self._keeps, self._holds = keeps, False
         self._forget()
@@ -235,8 +238,28 @@ class Decoder:
                     return self._add_next([row], logits)[0]
 
                 decode_alone(self._model, row.prompt, row.left, add_next)
-        for batch in self._batches(together) if together else []:
-            self._decode(batch, [together[number] for number in batch.numbers])
+        batches = self._batches(together)
+        while batches:
+            batch, fits = [together[number] for number in batches[0].numbers], True
+            try:
+                self._decode(batches[0], batch)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out_of_memory(error) or (len(batch) == 1 and self._fill_tokens <= MIN_FILL_TOKENS):
+                    raise
+                fits = False
+            if fits:
+                del batches[0]
+                continue
+            # Only now is free what the error kept alive.
+            self._halve(len(batch))
+            together = [row for row in together if row.left]
+            batches = self._batches(together)
+
+    def _halve(self, num_rows: int) -> None:
+        """Halves what batches take, since one of so many rows does not fit into memory."""
+        self._forget()
+        release_memory(self._model.device)
+        self._max_rows, self._fill_tokens = max(1, num_rows // 2), max(MIN_FILL_TOKENS, self._fill_tokens // 2)
 
     def _keep(self) -> None:
         """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""
@@ -259,19 +282,21 @@ class Decoder:
         self._kept_logits: dict[int, Tensor] = {}  # those after some of these tokens, by their positions
 
     def _batches(self, rows: list[_Row]) -> list[PrefixBatch]:
-        columns = [len(row.prompt) + row.left for row in rows]
+        if not rows:
+            return []
+        columns = [len(row.tokens) + row.left for row in rows]
         max_cells = MAX_CACHE_BYTES // bytes_per_token(self._model)
         largest_group = max(1, min(self._max_rows, max_cells // max(columns)))
-        groups = group_by_prefix([row.prompt for row in rows], largest_group)
+        groups = group_by_prefix([row.tokens for row in rows], largest_group)
         return make_batches(groups, columns, self._max_rows, max_cells)
 
     def _decode(self, batch: PrefixBatch, rows: list[_Row]) -> None:
         is_alone = len(rows) == 1
         # All that is kept may be known, but a prompt's last token is computed for its logits.
-        known = common_length([*self._kept, -1], rows[0].prompt) if is_alone else 0
+        known = common_length([*self._kept, -1], rows[0].tokens) if is_alone else 0
         self._take_cache(len(rows), batch.columns, known)
         if is_alone:
-            logits = self._fill_row(rows[0].prompt, 1)
+            logits = self._fill_row(rows[0].tokens, 1)
         else:
             self._fill_prompts(batch, rows)
             logits = self._step_rows(rows)
@@ -336,17 +361,17 @@ class Decoder:
             self._captured = CapturedSteps(self._model.device, self._cache, self._forward_step)
 
     def _fill_prompts(self, batch: PrefixBatch, rows: list[_Row]) -> None:
-        """Computes keys and values of all prompts, except those of their last tokens."""
+        """Computes keys and values of all rows, except those of their last tokens."""
         begin, rest = 0, []
         for group in batch.groups:
             end = begin + len(group.numbers)
             if group.prefix:
-                self._fill(begin, [rows[begin].prompt[: group.prefix]], [0])
+                self._fill(begin, [rows[begin].tokens[: group.prefix]], [0])
                 self._cache.share(begin, slice(begin + 1, end), group.prefix)
-            rest += [(row.prompt[group.prefix : -1], group.prefix) for row in rows[begin:end]]
+            rest += [(row.tokens[group.prefix : -1], group.prefix) for row in rows[begin:end]]
             begin = end
         longest = max(len(tokens) for tokens, start in rest)
-        fits_into_one = not self._is_on_cpu and len(rest) * longest <= FILL_TOKENS
+        fits_into_one = not self._is_on_cpu and len(rest) * longest <= self._fill_tokens
         most = 0 if self._has_states else longest if fits_into_one else MAX_FILLED_UP
         for at, (tokens, start) in enumerate(rest):
             if len(tokens) > most:
@@ -362,7 +387,7 @@ class Decoder:
             first: the first of the rows.
             starts: the position of each row's first token.
         """
-        size = max(1, FILL_TOKENS // len(tokens))
+        size = max(1, self._fill_tokens // len(tokens))
         for begin in range(0, max(map(len, tokens)), size):
             self._pass(first, [row[begin : begin + size] for row in tokens], [start + begin for start in starts])
             self._check()
@@ -392,7 +417,7 @@ class Decoder:
 
     def _go_on(self, prompt: list[int], count: int) -> Tensor:
         is_replayed = self._captured is not None and len(prompt) - len(self._kept) <= MAX_REPLAYED
-        most, found = FILL_TOKENS_CPU if self._is_on_cpu else FILL_TOKENS, []
+        most, found = FILL_TOKENS_CPU if self._is_on_cpu else self._fill_tokens, []
         size = 1 if is_replayed else most
         for begin in range(len(self._kept), len(prompt), size):
             tokens = prompt[begin : begin + size]

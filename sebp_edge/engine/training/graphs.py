@@ -227,10 +227,9 @@ class MicroBatchGraphs:
         """Warms up the requested key and all planned ones that are not warmed up yet, the largest first.
 
         All are warmed up before the first capture, since a graph keeps the memory of its run, and later warm-ups would
-        need theirs in addition. A request of an evaluation warms up no gradients, since evaluations take none.
+        need theirs in addition.
         """
-        planned = {key for key in self._planned if requested.has_gradients or not key.has_gradients}
-        for key in sorted({requested, *planned} - self._warmed_up, key=_Key.order):
+        for key in sorted({requested, *self._planned} - self._warmed_up, key=_Key.order):
             # With weights of zero, gradients and loss do not change.
             first = tokens.first_token(key.num_soft_targets, has_prefixes=key.has_prefixes)
             filled = first.filled(key.bucket)
