@@ -10,6 +10,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from .frozen_weights import dequantise
 
 logger = logging.getLogger(__name__)
 
-# Each leaves handles of libraries behind, which take memory of the GPU.
-THREADS = 4
+# A third of a compilation is Python, so more threads would only wait for each other.
+THREADS = 12
 
 
 @functools.cache
@@ -44,19 +45,23 @@ def failed(device: torch.device) -> str:
         # An error may pass, such as that of a full disk while a kernel is compiled.
         if not any(raised.values()):
             keep("kernels", key, found)
-        if device.type == "cuda":
-            # Each thread's products had one, of 32 MB.
-            torch._C._cuda_clearCublasWorkspaces()
         release_memory(device)
     return found
 
 
 def try_all(device: torch.device, dtype: torch.dtype) -> dict[str, bool]:
-    """The files whose kernels fail, and whether by an error; tried side by side, since each has to be compiled."""
-    # Triton's interpreter, which tests run, takes one thread.
-    with ThreadPoolExecutor(THREADS if device.type == "cuda" else 1) as pool:
-        found = zip(TRIED, pool.map(partial(_try, device, dtype), TRIED), strict=True)
-        return {name: raised for name, (passes, raised) in found if not passes}
+    """The files whose kernels fail, and whether by an error; on a GPU they are compiled before, side by side."""
+    if device.type == "cuda":
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(partial(compile_kernels, device, dtype), TRIED))
+    found = [(name, *_try(device, dtype, name)) for name in TRIED]
+    return {name: raised for name, passes, raised in found if not passes}
+
+
+def compile_kernels(device: torch.device, dtype: torch.dtype, name: str) -> None:
+    """Launches a file's kernels on numbers of no meaning; their errors are raised again where they are tried."""
+    with suppress(Exception):
+        _results(name, device, dtype, True, _WithoutProducts())
 
 
 def _try(device: torch.device, dtype: torch.dtype, name: str) -> tuple[bool, bool]:
@@ -74,7 +79,9 @@ def _try(device: torch.device, dtype: torch.dtype, name: str) -> tuple[bool, boo
         return False, True
 
 
-def _results(name: str, device: torch.device, dtype: torch.dtype, by_kernels: bool) -> list[Tensor]:
+def _results(
+    name: str, device: torch.device, dtype: torch.dtype, by_kernels: bool, mode: TorchDispatchMode | None = None
+) -> list[Tensor]:
     # All in this thread, whatever mode it is in.
     with (
         torch.inference_mode(False),
@@ -83,7 +90,7 @@ def _results(name: str, device: torch.device, dtype: torch.dtype, by_kernels: bo
         torch.autograd.set_multithreading_enabled(False),
         torch.cuda.device_of(torch.empty(0, device=device)),
         backend.tried(by_kernels),
-        _FilledWithNan(),
+        mode or _FilledWithNan(),
     ):
         return [each.double() for each in getattr(_Trial(device, dtype), name)()]
 
@@ -96,6 +103,21 @@ class _FilledWithNan(TorchDispatchMode):
         if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty):
             out.fill_(torch.nan if out.is_floating_point() else 127)
         return out
+
+
+class _WithoutProducts(TorchDispatchMode):
+    """Leaves products out: in each thread, cuBLAS takes a handle for them, and with it 70 MB of the GPU for good."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name not in ("mm", "bmm", "addmm", "baddbmm", "addmm_", "baddbmm_"):
+            return func(*args, **kwargs)
+        if name.endswith("_") or "out" in kwargs:
+            return kwargs.get("out", args[0])
+        *_, left, right = (each for each in args if isinstance(each, Tensor))
+        dtype = next((each for each in args if isinstance(each, torch.dtype)), left.dtype)
+        # Of zeros, no row would have a gradient.
+        return left.new_ones(*left.shape[:-1], right.shape[-1], dtype=dtype)
 
 
 # Those that compile longest come first.

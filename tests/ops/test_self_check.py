@@ -13,6 +13,7 @@ from sebp_edge.events import Notice
 from sebp_edge.ops import backend, self_check
 
 pytest.importorskip("triton", reason="Triton is not installed on this platform")
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpretedFunction
 
 pytestmark = [
@@ -76,6 +77,29 @@ def test_every_kernel_is_tried_with_its_family(monkeypatch):
     run_by(monkeypatch, lambda kernel, run, args: (run(), launched.add(kernel.__name__)))
     assert failing() == ""
     assert launched == KERNELS.keys()
+
+
+class Calls(TorchDispatchMode):
+    """Notes the names of operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__.removesuffix("_"))
+        return function(*args, **(kwargs or {}))
+
+
+def test_all_kernels_are_launched_without_products_to_compile_them(monkeypatch):
+    """A thread's first product would take memory of a GPU for good."""
+    launched = set()
+    run_by(monkeypatch, lambda kernel, run, args: (run(), launched.add(kernel.__name__)))
+    with Calls() as calls:
+        for name in self_check.TRIED:
+            self_check.compile_kernels(CPU, torch.float16, name)
+    assert launched == KERNELS.keys()
+    assert "copy" in calls.names and calls.names.isdisjoint({"mm", "bmm", "addmm", "baddbmm", "mv", "dot"})
 
 
 @pytest.mark.slow

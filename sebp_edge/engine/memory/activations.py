@@ -44,16 +44,15 @@ class Activations:
         head = 0 if self._setup.is_lora else self._setup.itemsize * self._shape.head_parameters
         waiting_gradient = head if self._shape.is_tied else 0
         embedding_gradient = 0 if has_one_gradient(self._shape) else head
-        loss, kept, backward = self._loss(sizes, with_gradients=True), self.kept(sizes), self._backward(sizes)
-        peaks = [kept + loss + head, kept + backward + waiting_gradient, waiting_gradient + embedding_gradient]
-        if self._options.checkpoints:
-            peaks.append(sizes.tokens * self._recomputed_per_token + backward + waiting_gradient)
-        return Peak(max(peaks) - loss - head, loss + head)
+        loss, kept = self._loss(sizes, with_gradients=True), self.kept(sizes)
+        backward = waiting_gradient + self._backward(sizes, kept)
+        return Peak(max(kept + loss + head, backward, waiting_gradient + embedding_gradient) - loss - head, loss + head)
 
     def evaluation(self, sizes: Bucket) -> Peak:
         """Returns the peak of a micro-batch without gradients, which runs one block at a time."""
         loss = self._loss(sizes, with_gradients=False)
-        return Peak(max(0, self._backward(sizes, with_gradients=False) - loss), loss)
+        each = (self._backward_of(block, sizes, with_gradients=False) for block in self._shape.distinct_blocks)
+        return Peak(max(0, max(each) - loss), loss)
 
     def kept(self, sizes: Bucket) -> int:
         """Returns the bytes that autograd keeps of a micro-batch between forward and backward pass."""
@@ -71,11 +70,14 @@ class Activations:
         return self._setup.itemsize * max(numbers)
 
     def temporary(self, sizes: Bucket) -> int:
-        """Returns the bytes that a model family's own code allocates and frees within a block."""
-        tokens, rows, run = sizes.tokens, self._mlp_rows(sizes.tokens), self._run
-        known = (block for block in self._shape.distinct_blocks if block.kind is not None)
-        each = (tokens * run.temporary_in_attention(block) + rows * run.temporary_in_mlp(block) for block in known)
-        return max(each, default=0)
+        """Returns the bytes that a model family's own code, or kernels, allocate and free within a block."""
+        return max(self._temporary_in(block, sizes) for block in self._shape.distinct_blocks)
+
+    def _temporary_in(self, block: Block, sizes: Bucket) -> int:
+        if block.kind is None:
+            return self._run.temporary_in_kernels(block.kept, sizes, with_gradients=True)
+        rows, run = self._mlp_rows(sizes.tokens), self._run
+        return sizes.tokens * run.temporary_in_attention(block) + rows * run.temporary_in_mlp(block)
 
     # -------------------------------------------------------------------------------------------------- kept per token
 
@@ -84,13 +86,6 @@ class Activations:
         of_each = list(map(self._block_bytes_per_token, self._shape.distinct_blocks))
         blocks = sum(of_each[number] for number in self._shape.order[self._options.checkpoints :])
         return self._bytes_of_inputs(self._inputs_on_device) + blocks + self._kept_outside_blocks()
-
-    @cached_property
-    def _recomputed_per_token(self) -> int:
-        """Bytes kept per token while a block in a checkpoint is recomputed: the checkpoints' inputs, and that block."""
-        # An offloaded input is fetched while the next one is used.
-        inputs = self._bytes_of_inputs(self._inputs_on_device + self._options.offload)
-        return inputs + max(map(self._block_bytes_per_token, self._shape.distinct_blocks))
 
     @property
     def _inputs_on_device(self) -> int:
@@ -134,20 +129,30 @@ class Activations:
 
     # ----------------------------------------------------------------------------------------------- allocated at once
 
-    def _backward(self, sizes: Bucket, *, with_gradients: bool = True) -> int:
-        """Returns the peak of a block's backward pass, in addition to what is kept; without gradients, a bound."""
-        of_blocks = (self._backward_of(block, sizes, with_gradients) for block in self._shape.distinct_blocks)
-        return max(of_blocks)
+    def _backward(self, sizes: Bucket, kept: int) -> int:
+        """Returns the peak of the blocks' backward passes, the last one first, if all of them keep so many bytes.
 
-    def _backward_of(self, block: Block, sizes: Bucket, with_gradients: bool) -> int:
+        When a block in a checkpoint is recomputed, the blocks outside checkpoints have freed what they kept.
+        """
+        blocks, order, checkpoints = self._shape.distinct_blocks, self._shape.order, self._options.checkpoints
+        kept_by, left = [sizes.tokens * self._block_bytes_per_token(block) for block in blocks], {}
+        for number in reversed(order[checkpoints:]):
+            left.setdefault(number, kept)  # when the last of these blocks has its turn
+            kept -= kept_by[number]
+        # An offloaded input is fetched while the next one is used.
+        inputs = sizes.tokens * self._bytes_of_inputs(self._inputs_on_device + self._options.offload)
+        recomputed = [(number, inputs + kept_by[number]) for number in order[:checkpoints]]
+        found = {*left.items(), *recomputed}
+        return max(each + self._backward_of(blocks[number], sizes, with_gradients=True) for number, each in found)
+
+    def _backward_of(self, block: Block, sizes: Bucket, *, with_gradients: bool) -> int:
+        """Returns the peak of a block's backward pass, in addition to what is kept; without gradients, a bound."""
         if block.kind is None:
             widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
-            of_attention = 0
-            if block.kept is not None and block.kept.rule is not None:
-                of_attention = self._run.temporary_in_rule(block.kept.rule, sizes, with_gradients=with_gradients)
-            elif block.kept is not None and block.kept.heads is not None and with_gradients:
-                of_attention = self._run.sums_in_attention(block.kept.heads, sizes)
-            return self._setup.itemsize * sizes.tokens * (3 * widest + 2 * self._shape.hidden) + of_attention
+            hidden, bytes_each = self._shape.hidden, self._setup.itemsize * sizes.tokens
+            beside = self._run.temporary_in_kernels(block.kept, sizes, with_gradients=with_gradients)
+            # While attention runs, the gradients of other layers are freed, or not there yet.
+            return max(bytes_each * (3 * widest + 2 * hidden), bytes_each * (widest + 2 * hidden) + beside)
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)
         if self._options.chunked_blocks:
             attention = self._run.backward_of_attention(block, head_size, sizes, heads_in_groups=True)

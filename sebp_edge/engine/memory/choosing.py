@@ -135,6 +135,9 @@ class _Candidates:
                 for schedule in schedules:
                     schedule.lay_out(limit)
                     yield schedule.last_epoch
+                limit = limit.evaluating_like(schedules)
+                for schedule in schedules:
+                    schedule.cut_evaluations(limit)
                 self._work_by_max_rows[max_rows] = AmountOfWork.of(
                     schedules,
                     dataset.all_examples,

@@ -139,9 +139,12 @@ class RecoveringLearner:
 
     def lay_out(self, schedule: Schedule) -> None:
         """Lays out a schedule, and those that follow, within the limit, and plans their graphs."""
-        self.schedule = schedule
-        for each in (schedule, *self._later):
+        self.schedule, schedules = schedule, (schedule, *self._later)
+        for each in schedules:
             each.lay_out(self.limit, one_micro_batch_each=not self.plain.update.can_accumulate)
+        self.limit = self.limit.evaluating_like(schedules)
+        for each in schedules:
+            each.cut_evaluations(self.limit)
         self._notify_smaller_steps()
         self._prepare_learner()
 

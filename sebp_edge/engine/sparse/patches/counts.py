@@ -7,7 +7,7 @@ the counts with what autograd really keeps.
 from typing import NamedTuple
 
 from sebp_edge.basics.flash_attention import MAX_FLASH_HEAD, MAX_SHORT_LENGTH, dq_buffer_bytes
-from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, HeadsShape, RuleShape
+from sebp_edge.engine.models.shape import Block, BlockKind, DecoderShape, HeadsShape, Kept, RuleShape
 from sebp_edge.engine.sparse.rows.buckets import Bucket
 
 FP32 = 4  # bytes
@@ -85,7 +85,7 @@ class Execution(NamedTuple):
         numbers = block.hidden + 2 * queries + 2 * keys
         return int(sizes.tokens * self.itemsize * (numbers + per_group / num_groups) + dq_bytes / num_groups)
 
-    def sums_in_attention(self, heads: HeadsShape, sizes: Bucket) -> int:
+    def _sums_in_attention(self, heads: HeadsShape, sizes: Bucket) -> int:
         """Bytes that flash attention adds in its backward pass: dq in fp32, and dk and dv of each query head."""
         is_flash = sizes.longest > MAX_SHORT_LENGTH and heads.size <= MAX_FLASH_HEAD
         if not (self.has_flash_attention and is_flash):
@@ -166,7 +166,15 @@ class Execution(NamedTuple):
     def _runs_fused_mlp(self, block: Block) -> bool:
         return self.has_kernels and block.kind.has_fused_mlp
 
-    def temporary_in_rule(self, rule: RuleShape, sizes: Bucket, *, with_gradients: bool) -> int:
+    def temporary_in_kernels(self, kept: Kept | None, sizes: Bucket, *, with_gradients: bool) -> int:
+        """Bytes that attention allocates and frees in a block of no known kind, beside its inputs and results."""
+        if kept is not None and kept.rule is not None:
+            return self._temporary_in_rule(kept.rule, sizes, with_gradients=with_gradients)
+        if kept is not None and kept.heads is not None and with_gradients:
+            return self._sums_in_attention(kept.heads, sizes)
+        return 0
+
+    def _temporary_in_rule(self, rule: RuleShape, sizes: Bucket, *, with_gradients: bool) -> int:
         """Bytes that linear attention allocates and frees in a layer: of each chunk, a matrix of its rows.
 
         The kernels' backward pass adds two numbers for each of values and keys, and the states before all chunks but a

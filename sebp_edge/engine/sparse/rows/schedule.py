@@ -19,6 +19,8 @@ from sebp_edge.values.lessons import Lessons
 
 # Maximum rows of a micro-batch without gradients on a CPU. Larger ones are no faster, and take longer to stop.
 MAX_EVALUATED_ROWS_CPU = 1024
+# So many rows are evaluated together even if steps have fewer.
+MIN_EVALUATED_ROWS = 512
 
 
 class MicroBatch(NamedTuple):
@@ -65,6 +67,15 @@ class RowLimit:
     def halved(self, micro_batch: MicroBatch) -> "RowLimit":
         """Returns the limit after this micro-batch of several examples ran out of memory: half of its rows."""
         return replace(self, max_rows=min(self.max_rows, -(-micro_batch.sizes.tokens // 2)))
+
+    def evaluating_like(self, schedules: Iterable["Schedule"]) -> "RowLimit":
+        """Returns the limit whose micro-batches without gradients are no larger than the steps', once laid out.
+
+        Larger tensors would not fit where a graph's memory has held those of the steps.
+        """
+        sizes = (micro_batch.sizes.tokens for schedule in schedules for micro_batch in schedule.trained)
+        rows = max(MIN_EVALUATED_ROWS, max(sizes, default=self.max_rows))
+        return replace(self, max_evaluated_rows=min(rows, self.max_evaluated_rows or rows))
 
     def _num_rows(self, example: Outline) -> int:
         return example.num_active_tokens if self.padded_to is None else self.padded_to
@@ -144,11 +155,15 @@ class Schedule:
 
     def cut(self, limit: RowLimit) -> None:
         """Cuts the micro-batches again during a training; the steps stay the same."""
-        for group in (self.validation, self.test):
-            group.cut(limit)
+        self.cut_evaluations(limit)
         if not self._one_micro_batch_each:
             for step in chain.from_iterable(self.epochs):
                 step.cut(limit)
+
+    def cut_evaluations(self, limit: RowLimit) -> None:
+        """Cuts the micro-batches of evaluations again."""
+        for group in (self.validation, self.test):
+            group.cut(limit)
 
     @property
     def num_documents(self) -> tuple[int, int, int]:
