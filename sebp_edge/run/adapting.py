@@ -161,7 +161,7 @@ class Adapting:
         elif resumed.fixed.peak is not None:
             self._preparation.refuse_less_memory(resumed.fixed.peak)
         if planned is not None:
-            self._lay_out(planned.prepared, planned.schedules, planned.token, work_ahead.loading(planned.plan.chosen))
+            self._lay_out(planned.prepared, planned.schedules, planned.pace, work_ahead.loading(planned.plan.chosen))
         self._call.job.enter(work_ahead.LOAD)
         return planned
 
@@ -219,8 +219,7 @@ class Adapting:
         schedules = preparation.schedule(prepared, planned)
         rate = devices.matmul_rate(base.device, base.dtype)
         counted = work_ahead.seconds_of_a_token(base.num_parameters, rate, on_gpu=call.on_gpu)
-        token = planned.token if planned else counted
-        self._lay_out(prepared, schedules, token)
+        self._lay_out(prepared, schedules, planned.pace if planned else work_ahead.Pace(counted))
         if (seconds := call.job.seconds_left) > SLOW_SECONDS:
             device, less = call.device.type.upper(), "a smaller model, fewer texts or fewer epochs take less time"
             call.notify(Notice(f"Training will take about {duration(seconds)} on this {device}; {less}."))
@@ -364,12 +363,12 @@ class Adapting:
         if out_of_memory:
             raise self._out_of_memory_error(training) from error
 
-    def _lay_out(self, prepared: Prepared, schedules: list[Schedule], token: float, *before: Phase) -> None:
+    def _lay_out(self, prepared: Prepared, schedules: list[Schedule], pace: work_ahead.Pace, *before: Phase) -> None:
         earlier = {self._place.active_version} - {None} if self._compares else set()
         if earlier:
             earlier |= {*read_best_versions(self._place.adapter).best[:1]}
         recipe = self._preparation.recipe.with_defaults()
-        ahead = work_ahead.phases_ahead(prepared.dataset, schedules, recipe, token, num_earlier=len(earlier))
+        ahead = work_ahead.phases_ahead(prepared.dataset, schedules, recipe, pace, num_earlier=len(earlier))
         self._call.job.lay_out([*before, *ahead])
 
     def _activate(self, saved: SavedAdapter, was_active: int | None) -> tuple[SavedAdapter, int | None]:

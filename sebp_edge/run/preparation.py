@@ -21,7 +21,7 @@ from sebp_edge.run.call import Call
 from sebp_edge.run.conditions import Conditions
 from sebp_edge.run.start import NEEDED_FOR_TESTS, StartingPoint, latest_history
 from sebp_edge.run.texts_comparison import TextsComparison, compare_with_active
-from sebp_edge.run.work_ahead import most_tokens_in_folds, planned_seconds_of_a_token, with_all_phases
+from sebp_edge.run.work_ahead import Pace, most_tokens_in_folds, with_all_phases
 from sebp_edge.values.dataset import Dataset
 from sebp_edge.values.draw import Draw
 from sebp_edge.values.reading import Reading
@@ -42,12 +42,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A plan, with what it is for, and the seconds of a token's forward pass; None if they are unknown."""
+    """A plan, with what it is for, and its pace; None if that is unknown."""
 
     prepared: Prepared
     schedules: list[Schedule]
     plan: Plan
-    token: float | None
+    pace: Pace | None
 
 
 class Preparation:
@@ -141,9 +141,9 @@ class Preparation:
         schedules = self.schedule(prepared)
         shape, target, budget = conditions.shape, conditions.target, conditions.budget
         plan = make_plan(shape, dataset, schedules, self.recipe, target, budget, self.call.progress)
-        token = None if plan.chosen.seconds is None else planned_seconds_of_a_token(plan.chosen, schedules)
+        pace = None if plan.chosen.seconds is None else Pace.planned(plan.chosen, schedules)
         plan = with_all_phases(plan, dataset, schedules, num_earlier=int(self.active is not None))
-        return PlannedTraining(prepared, schedules, plan, token)
+        return PlannedTraining(prepared, schedules, plan, pace)
 
     def plan_for_owner(self, conditions: Conditions) -> Plan:
         """Plans what `adapt` would do, and says how it would begin; see `Personalizer.plan`."""

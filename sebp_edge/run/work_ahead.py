@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import NamedTuple
 
 from sebp_edge.ask.general_texts import CHAT_TOKENS
 from sebp_edge.ask.make_quiz import REPLY_TOKENS
 from sebp_edge.engine.memory.amount_of_work import TOKENS_PER_STEP_CPU
 from sebp_edge.engine.memory.memory_plan import Choice, Plan
 from sebp_edge.engine.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
+from sebp_edge.engine.models.shape import MAX_DECODED
 from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.recipe import Recipe
 from sebp_edge.run import job
@@ -51,11 +53,24 @@ def most_tokens_in_folds(recipe: Recipe, num_parameters: int, *, on_gpu: bool) -
     return MOST_SECONDS_IN_FOLDS / (passes * seconds_of_a_token(num_parameters, RATE_FOR_FOLDS, on_gpu=False))
 
 
-def planned_seconds_of_a_token(choice: Choice, schedules: Sequence[Schedule]) -> float:
-    """Returns what the estimate of a choice's trainings means for a token's forward pass."""
-    passes = _passes(choice.recipe)
-    tokens = sum(passes * schedule.num_tokens + schedule.num_evaluated[1] for schedule in schedules)
-    return choice.seconds / tokens
+class Pace(NamedTuple):
+    """How long passes through a model take."""
+
+    token: float  # seconds of a token's forward pass
+    copying: float = 0.0  # seconds in which a pass copies streamed weights
+    num_decoded: int = MAX_DECODED  # how many replies are written together
+
+    @classmethod
+    def planned(cls, choice: Choice, schedules: Sequence[Schedule]) -> "Pace":
+        """Returns what the estimate of a choice's trainings means."""
+        passes = _passes(choice.recipe)
+        tokens = sum(passes * schedule.num_tokens + schedule.num_evaluated[1] for schedule in schedules)
+        return cls(choice.seconds / tokens, choice.copying, choice.num_decoded)
+
+    def decoding(self, prompts: list[int], new_tokens: int) -> float:
+        """Returns the seconds in which new tokens follow prompts with these numbers of tokens."""
+        computing = self.token * (sum(prompts) + new_tokens * max(MIN_DECODED, len(prompts)))
+        return max(computing, self.copying * new_tokens * math.ceil(len(prompts) / self.num_decoded))
 
 
 def with_all_phases(plan: Plan, dataset: Dataset, schedules: Sequence[Schedule], *, num_earlier: int) -> Plan:
@@ -64,8 +79,8 @@ def with_all_phases(plan: Plan, dataset: Dataset, schedules: Sequence[Schedule],
     def whole(choice: Choice | None) -> Choice | None:
         if choice is None or choice.seconds is None:
             return choice
-        token = planned_seconds_of_a_token(choice, schedules)
-        phases = [loading(choice), *phases_ahead(dataset, schedules, choice.recipe, token, num_earlier=num_earlier)]
+        pace = Pace.planned(choice, schedules)
+        phases = [loading(choice), *phases_ahead(dataset, schedules, choice.recipe, pace, num_earlier=num_earlier)]
         return replace(choice, seconds=sum(sum(phase.seconds.values()) for phase in phases))
 
     return replace(plan, **{name: whole(getattr(plan, name)) for name in ("chosen", "larger", "smaller", "full")})
@@ -97,19 +112,19 @@ def loading(choice: Choice) -> Phase:
 
 
 def phases_ahead(
-    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, token: float, *, num_earlier: int
+    dataset: Dataset, schedules: Sequence[Schedule], recipe: Recipe, pace: Pace, *, num_earlier: int
 ) -> Iterator[Phase]:
     """Yields the phases from the model's being loaded to the end.
 
     Args:
-        token: the seconds of a token's forward pass.
         num_earlier: the number of earlier versions to compare with.
     """
+    token = pace.token
     if dataset.general:
         prompts = [each.num_tokens_before_loss for each in dataset.general if each.num_tokens_before_loss]
-        yield Phase(REPLIES, seconds={job.DECODING: _decoding(token, prompts, CHAT_TOKENS)})
+        yield Phase(REPLIES, seconds={job.DECODING: pace.decoding(prompts, CHAT_TOKENS)})
         yield _evaluation(TEACHER, token, len(dataset.general), sum(each.num_tokens for each in dataset.general))
-    writes = _samples(dataset, token)
+    writes = _samples(dataset, pace)
     if num_earlier:
         tested = num_earlier * list(chain.from_iterable(split.test for split in dataset.splits()))
         phase = _evaluation(ACTIVE, token, len(tested), sum(example.num_tokens for example in tested))
@@ -146,17 +161,13 @@ def _evaluation(name: str, token: float, examples: int, tokens: int) -> Phase:
     return Phase(name, units={job.EVALUATIONS: examples}, seconds={job.EVALUATIONS: token * tokens})
 
 
-def _samples(dataset: Dataset, token: float) -> float:
+def _samples(dataset: Dataset, pace: Pace) -> float:
     """Returns the seconds that a model writes for: replies to the quiz, or else samples."""
     if dataset.quiz is None:
-        return _decoding(token, [60] * NUM_BEGINNINGS, SAMPLED_TOKENS)
+        return pace.decoding([60] * NUM_BEGINNINGS, SAMPLED_TOKENS)
     questions = (*dataset.quiz.about_notes, *dataset.quiz.general)
     prompts = {each for question in questions for each in (question.alone, question.found, question.right) if each}
-    return _decoding(token, list(map(len, prompts)), REPLY_TOKENS)
-
-
-def _decoding(token: float, prompts: list[int], new_tokens: int) -> float:
-    return token * (sum(prompts) + new_tokens * max(MIN_DECODED, len(prompts)))
+    return pace.decoding(list(map(len, prompts)), REPLY_TOKENS)
 
 
 def _stage(name: str) -> Phase:

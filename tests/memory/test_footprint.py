@@ -19,18 +19,18 @@ from transformers import (
     BloomConfig,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
-    LlamaConfig,
     PreTrainedModel,
 )
 
 from sebp_edge import Recipe
+from sebp_edge.engine.memory import prediction
 from sebp_edge.engine.memory.activations import Activations
 from sebp_edge.engine.memory.memory_options import MemoryOptions
 from sebp_edge.engine.memory.prediction import CUBLAS_WORKSPACES, num_states_kept, predict_footprint
 from sebp_edge.engine.memory.setup import TrainingSetup
 from sebp_edge.engine.memory.shape_reader import read_shape
 from sebp_edge.engine.models.adaptation import snapshot
-from sebp_edge.engine.models.catalog import bundled_config, resolve
+from sebp_edge.engine.models.catalog import resolve
 from sebp_edge.engine.models.known_models import recall_model
 from sebp_edge.engine.models.shape import HeadsShape, Kept, LinearShape, RuleShape
 from sebp_edge.engine.sparse.hoist import Hoisted
@@ -307,7 +307,6 @@ def test_layers_on_packed_texts_take_memory_by_token_alone(name):
     # The last block has attention, and has freed what it kept by then.
     freed = 4096 * of_gpu._block_bytes_per_token(shape.blocks[-1])
     assert steps[0].total > of_gpu.kept(few) - freed + len(rules) * of_rule
-    assert len(rules) * of_rule in (0, of_gpu.temporary(few))
     assert of_gpu.evaluation(many).total < of_gpu.step(many).total
     assert chunk == counts.RULE_CHUNK
     assert counts.RULE_NUMBERS == chunked_rule.NUMBERS
@@ -344,6 +343,17 @@ def test_flash_attention_adds_its_sums_where_it_runs():
 
     assert sums(256, long) == of_dq + of_keys_and_values
     assert sums(256, short) == sums(512, long) == sums(256, long, execution._replace(itemsize=4)) == 0
+
+
+@pytest.mark.parametrize(("model", "measured"), [("qwen3.5-4b", 191e6), ("llama-3.2-3b", 0)])
+def test_graphs_of_blocks_of_no_known_kind_take_memory_of_their_own(model, measured, monkeypatch):
+    """So much took eight graphs of steps, with a teacher and without, and four of evaluations, on an H200."""
+    setup = TrainingSetup(recall_model(resolve(model)).shape, Recipe.load("notes").with_defaults(), True, True, 2)
+    setup = replace(setup, options=MemoryOptions(checkpoints=31))
+    sizes = [Bucket(tokens, 8, 512, tokens) for tokens in (256, 512, 768, 1024)]
+    counted = predict_footprint(setup, sizes, sizes[2:], 0).graphs
+    monkeypatch.setattr(prediction, "CAPTURED_PASS", 0)
+    assert counted - predict_footprint(setup, sizes, sizes[2:], 0).graphs == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(("tokens", "measured_gib"), [(96, 6.76), (224, 7.03), (832, 8.06), (3712, 12.78)])
@@ -425,28 +435,6 @@ def test_the_states_that_a_training_keeps_are_counted(recipe, case, make, monkey
     setup = TrainingSetup(None, recipe, False, has_kernels=False, itemsize=4)
     counted = num_states_kept(setup, num_trainings=len(phases))
     assert max(alive) == counted
-
-
-# ------------------------------------------------------------------------------------------------------------- shapes
-
-
-def test_a_shape_is_read_from_the_config_alone(tmp_path):
-    shape = shape_of(LlamaConfig.from_json_file(bundled_config(resolve("llama-3.2-3b"))), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert shape.parameters == 3_212_749_824
-    assert (shape.vocabulary, shape.hidden, shape.head_size) == (128256, 3072, 128)
-    assert len(shape.blocks) == 28
-    assert shape.is_hoisted
-    assert shape.blocks[27].linears["self_attn.k_proj"] == LinearShape(3072, 1024)
-    assert shape.blocks[0].kind.num_norms == 2
-
-
-def test_each_block_has_the_kind_of_its_counterpart_in_the_small_copy(tmp_path):
-    layers = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-    config = AutoConfig.for_model("smollm3", **SIZES | layers)
-    assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]
-    fused = [block.kind.has_fused_attention for block in shape_of(config, tmp_path).blocks]
-    assert fused == [True, True, True, False, True, True, True, False]
 
 
 @pytest.mark.parametrize(("model", "has_softcap"), [("gemma", False), ("gemma2", True)])

@@ -18,7 +18,7 @@ from sebp_edge.engine.sparse.hoist import Hoisted
 from sebp_edge.errors import MachineError, OptionError, TextsError
 from sebp_edge.events import JobProgress, JobStarted, MemoryPlanned, ModelLoaded, PreparationProgress, StepDone
 from sebp_edge.run.preparation import Preparation
-from sebp_edge.run.work_ahead import loading, phases_ahead
+from sebp_edge.run.work_ahead import Pace, loading, phases_ahead
 
 
 @pytest.fixture
@@ -190,6 +190,11 @@ def test_the_adapter_records_the_values_that_the_plan_chose(make, notes_folder):
     assert (record["r"], record["lora_alpha"], record["load_in_4bit"]) == (4, 8, False)
 
 
+def test_replies_of_streamed_blocks_take_a_copy_for_each_token_of_a_batch():
+    assert Pace(1e-9, copying=0.1, num_decoded=8).decoding([10] * 17, 48) == pytest.approx(3 * 48 * 0.1)
+    assert Pace(1.0).decoding([10] * 17, 48) == 17 * 10 + 48 * 17
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [None, "ask"])
 def test_the_time_of_a_plan_is_that_of_all_phases(make, notes_folder, recipe):
@@ -197,7 +202,7 @@ def test_the_time_of_a_plan_is_that_of_all_phases(make, notes_folder, recipe):
     call = make(recipe=recipe, model="tiny")._make_call(StopSignal(), Interruptions())
     planned = Preparation(*call.with_texts(None if recipe else notes_folder)).plan(call.conditions())
     dataset, chosen = planned.prepared.dataset, planned.plan.chosen
-    ahead = phases_ahead(dataset, planned.schedules, chosen.recipe, planned.token, num_earlier=0)
+    ahead = phases_ahead(dataset, planned.schedules, chosen.recipe, planned.pace, num_earlier=0)
     phases = [loading(chosen), *ahead]
     assert chosen.seconds == pytest.approx(sum(sum(phase.seconds.values()) for phase in phases))
     names = {phase.name for phase in phases}

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from sebp_edge.engine.memory.shape_reader import read_shape
-from sebp_edge.engine.models.catalog import resolve
+from sebp_edge.engine.models.catalog import bundled_config, resolve
 from sebp_edge.engine.models.model_shape import shape_of
+from sebp_edge.engine.models.shape import LinearShape
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 320}
 FAMILIES = {
@@ -16,6 +17,11 @@ FAMILIES = {
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},  # weights transposed
     "opt": {"num_attention_heads": 4, "ffn_dim": 128, "word_embed_proj_dim": 32},  # linear layers outside of the blocks
 }
+
+
+def shape_in(folder, config):
+    config.save_pretrained(folder)
+    return read_shape(resolve(folder))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")
@@ -30,8 +36,7 @@ def test_the_linear_layers_are_those_that_peft_adapts(family):
 
 @pytest.mark.slow
 def test_a_decoder_without_attention_has_a_shape(tmp_path):
-    AutoConfig.for_model("mamba", **SIZES).save_pretrained(tmp_path)
-    shape = read_shape(resolve(tmp_path))
+    shape = shape_in(tmp_path, AutoConfig.for_model("mamba", **SIZES))
     assert (shape.head_size, shape.is_hoisted) == (0, False)
     assert shape.linear_parameters > 0
 
@@ -48,3 +53,22 @@ def test_a_models_sizes_are_read_without_its_weights():
     shape = shape_of(model, "model")
     assert (shape.vocabulary, shape.hidden, shape.head_size, len(shape.blocks)) == (320, 64, 16, 2)
     assert all(block.kind is None for block in shape.blocks)
+
+
+def test_a_shape_is_read_from_the_config_alone(tmp_path):
+    shape = shape_in(tmp_path, LlamaConfig.from_json_file(bundled_config(resolve("llama-3.2-3b"))))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert shape.parameters == 3_212_749_824
+    assert (shape.vocabulary, shape.hidden, shape.head_size) == (128256, 3072, 128)
+    assert len(shape.blocks) == 28
+    assert shape.is_hoisted
+    assert shape.blocks[27].linears["self_attn.k_proj"] == LinearShape(3072, 1024)
+    assert shape.blocks[0].kind.num_norms == 2
+
+
+def test_each_block_has_the_kind_of_its_counterpart_in_the_small_copy(tmp_path):
+    layers = {"num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model("smollm3", **SIZES | layers)
+    assert config.no_rope_layers == [1, 1, 1, 0, 1, 1, 1, 0]
+    fused = [block.kind.has_fused_attention for block in shape_in(tmp_path, config).blocks]
+    assert fused == [True, True, True, False, True, True, True, False]

@@ -1,6 +1,7 @@
 """Schedules have batches of about equal size, full micro-batches, and the same steps however they are cut."""
 
 import random
+from dataclasses import replace
 from itertools import chain, pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from builders import dataset_of, example
 from sebp_edge import Recipe
 from sebp_edge.engine.sparse.rows.schedule import (
     MAX_EVALUATED_ROWS_CPU,
+    MIN_EVALUATED_ROWS,
     Group,
     RowLimit,
     make_schedules,
@@ -141,6 +143,19 @@ def test_smaller_micro_batches_leave_the_steps_unchanged():
     assert len(schedule.trained) > 2 * few
     assert all(micro_batch.sizes.tokens <= 100 for _, micro_batch in schedule.evaluated)
     assert not schedule.has_smaller_steps
+
+
+def test_an_evaluation_computes_no_more_rows_at_once_than_the_steps_or_a_few():
+    for batch_tokens, least in ((400, MIN_EVALUATED_ROWS), (900, 700)):
+        recipe, limit = RECIPE.replace(batch_tokens=batch_tokens, refit=False), RowLimit(4096)
+        (schedule,) = make_schedules(dataset_of(many()), recipe, seed=3)
+        schedule.lay_out(limit)
+        rows = max(micro_batch.sizes.tokens for micro_batch in schedule.trained)
+        limit = limit.evaluating_like([schedule])
+        schedule.cut_evaluations(limit)
+        assert least <= limit.max_evaluated_rows == max(rows, MIN_EVALUATED_ROWS)
+        assert max(micro_batch.sizes.tokens for _, micro_batch in schedule.evaluated) <= limit.max_evaluated_rows
+        assert replace(limit, max_evaluated_rows=100).evaluating_like([schedule]).max_evaluated_rows == 100
 
 
 def test_steps_of_one_micro_batch_hold_the_same_examples_and_are_not_cut_again():

@@ -13,7 +13,7 @@ from sebp_edge import AdapterStore
 from sebp_edge.ask.general_texts import CHAT_TOKENS
 from sebp_edge.run import encoding, preparation
 from sebp_edge.run.job import DECODING
-from sebp_edge.run.work_ahead import REPLIES, phases_ahead
+from sebp_edge.run.work_ahead import REPLIES, Pace, phases_ahead
 from sebp_edge.values.example import NO_DOCUMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unassessed")]
@@ -108,5 +108,5 @@ def test_the_plan_counts_replies_at_their_longest(make_quick, monkeypatch):
     replies = [example.num_loss_tokens for example in dataset.general if example.num_tokens_before_loss]
     assert replies and min(replies) >= CHAT_TOKENS
     assert all(tokens_of(epoch)[1] > 0 for schedule in schedules for epoch in schedule.epochs)
-    phases = {phase.name: phase for phase in phases_ahead(dataset, schedules, recipe, 1.0, num_earlier=0)}
+    phases = {phase.name: phase for phase in phases_ahead(dataset, schedules, recipe, Pace(1.0), num_earlier=0)}
     assert phases[REPLIES].seconds[DECODING] > CHAT_TOKENS

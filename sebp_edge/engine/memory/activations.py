@@ -70,14 +70,11 @@ class Activations:
         return self._setup.itemsize * max(numbers)
 
     def temporary(self, sizes: Bucket) -> int:
-        """Returns the bytes that a model family's own code, or kernels, allocate and free within a block."""
-        return max(self._temporary_in(block, sizes) for block in self._shape.distinct_blocks)
-
-    def _temporary_in(self, block: Block, sizes: Bucket) -> int:
-        if block.kind is None:
-            return self._run.temporary_in_kernels(block.kept, sizes, with_gradients=True)
-        rows, run = self._mlp_rows(sizes.tokens), self._run
-        return sizes.tokens * run.temporary_in_attention(block) + rows * run.temporary_in_mlp(block)
+        """Returns the bytes that a model family's own code allocates and frees within a block."""
+        tokens, rows, run = sizes.tokens, self._mlp_rows(sizes.tokens), self._run
+        known = (block for block in self._shape.distinct_blocks if block.kind is not None)
+        each = (tokens * run.temporary_in_attention(block) + rows * run.temporary_in_mlp(block) for block in known)
+        return max(each, default=0)
 
     # -------------------------------------------------------------------------------------------------- kept per token
 

@@ -229,8 +229,9 @@ class _Candidates:
         dtype = "nf4" if recipe.load_in_4bit else self.target.dtype
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE, self.target.bus)
-        kept, common = self._kept(setup), _common(setup, work)
-        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, kept, common, self._judged)
+        words = self._kept(setup), _common(setup, work), self._judged
+        decoding = sum(setup.streamed_bytes) / self.target.bus, self.shape.num_decoded
+        return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, *words, *decoding)
 
     def _kept(self, setup: TrainingSetup) -> str:
         """Returns which weights are in host memory, or are held dequantised beside 4 bits, in words."""

@@ -14,11 +14,9 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from sebp_edge.engine.models.row_cache import LAYERS, RowCache, has_states, kinds_of_layers, layer_types, masks
+from sebp_edge.engine.models.shape import MAX_DECODED, MAX_DECODED_WITH_STATES
 from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy, spread
 
-# The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
-# rows 17 times as fast. The states of a row take more than keys and values of many tokens: 19 MB in Qwen3.5-0.8B.
-MAX_ROWS, MAX_ROWS_WITH_STATES = 64, 8
 # Attention with these takes any mask; other implementations read lengths instead.
 ATTENTIONS = ("sdpa", "eager")
 # Rotary embeddings of these kinds change with the longest row of a batch, once that is beyond a length.
@@ -46,7 +44,7 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
 
 def max_rows(config: PretrainedConfig) -> int:
     """Returns how many prompts are decoded together at most."""
-    return MAX_ROWS_WITH_STATES if has_states(config) else MAX_ROWS
+    return MAX_DECODED_WITH_STATES if has_states(config) else MAX_DECODED
 
 
 def longest_alike(config: PretrainedConfig) -> float:
