@@ -55,7 +55,7 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_182
+MAX_LINES = 52_280
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
@@ -63,26 +63,26 @@ MAX_LINES_OF_ROOM = {
     "basics.pages": 257,
     "cli": 2_965,
     "engine": 9,
-    "engine.memory": 1_803,
-    "engine.models": 5_000,
+    "engine.memory": 1_833,
+    "engine.models": 5_033,
     "engine.models.gguf": 1_394,
     "engine.sparse": 1_711,
-    "engine.sparse.patches": 2_675,
-    "engine.sparse.rows": 1_129,
-    "engine.training": 3_950,
+    "engine.sparse.patches": 2_683,
+    "engine.sparse.rows": 1_144,
+    "engine.training": 3_952,
     "export": 1_861,
     "lessons": 2_265,
     "machine": 1_167,
     "reading": 6_390,
     "research": 1_609,
-    "run": 5_789,
+    "run": 5_799,
     "serve": 3_761,
     "store": 2_769,
     "values": 1_835,
 }
 MAX_ENTRIES_AT_ROOT = 20
 MAX_IMPORTS_WITHIN_FUNCTIONS = 40
-MAX_LINES_OF_TESTS = 58_007
+MAX_LINES_OF_TESTS = 58_109
 MAX_REPLACED_ATTRIBUTES = 219
 
 # Heavy libraries stay where a reader expects them.

@@ -1,6 +1,7 @@
 """Many prompts answered together: the tokens of each one alone, within the context, whatever the lengths."""
 
 import functools
+import itertools
 import random
 import weakref
 
@@ -155,40 +156,38 @@ def test_a_gpu_fills_up_all_prompts_in_one_pass_if_they_fit(model, on_cpu, fill_
     assert len([shape for shape in seen if shape[1] > 1]) == passes
 
 
-@pytest.mark.parametrize("family", ["llama", *WITH_STATES])
-def test_smaller_batches_go_on_where_memory_ran_out(family, monkeypatch):
-    model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
-    decoder, seen, failed, forward, fitting = Decoder(model), [], [], Decoder._forward, len(prompts) // 3
+def fails(model, runs_out):
+    """A hook that makes memory run out in the passes of these shapes, [rows, tokens], which it returns, too."""
+    failed = []
 
-    def short(self, rows, ids, positions, columns, width, *others, **named):
-        # Long rows take more, so memory runs out within texts, too.
-        if len(ids) > 2 and len(ids) * width > 20 * fitting:
-            failed.append(len(ids))
+    def before(_model, _inputs, named):
+        if runs_out(*named["input_ids"].shape):
+            failed.append(tuple(named["input_ids"].shape))
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(self, rows, ids, positions, columns, width, *others, **named)
 
-    monkeypatch.setattr(Decoder, "_forward", short)
-    found = decoder.decode(prompts, ends, greedy(10), on_token=lambda number, token: seen.append((number, token)))
+    return model.register_forward_pre_hook(before, with_kwargs=True), failed
+
+
+@pytest.mark.parametrize("family", ["llama", *WITH_STATES])
+def test_smaller_batches_go_on_where_memory_ran_out(family):
+    model, (prompts, ends, expected) = TOGETHER[family]().eval(), each_alone(family)
+    steps, seen = itertools.count(), []
+    # Within texts, too.
+    hook, failed = fails(model, lambda rows, tokens: rows > 2 and tokens == 1 and next(steps) % 4 == 3)
+    with hook:
+        found = Decoder(model).decode(prompts, ends, greedy(10), on_token=lambda *each: seen.append(each))
     assert found == expected
-    assert sorted(number for number, _ in seen) == sorted(n for n, new in enumerate(found) for _ in new)
-    assert len(set(failed)) > 1
+    assert sorted(number for number, _ in seen) == [n for n, new in enumerate(found) for _ in new]
+    assert len(failed) > 1
 
 
-def test_a_single_prompt_that_does_not_fit_is_refused_by_the_machine(model, monkeypatch):
-    tried = []
-
-    def full(self, rows, ids, *others, **named):
-        tried.append(ids.shape)
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(Decoder, "_forward", full)
-    monkeypatch.setattr(decoding, "FILL_TOKENS", 110)
-    monkeypatch.setattr(decoding, "MIN_FILL_TOKENS", 60)
-    decoder = Decoder(model)
+def test_a_single_prompt_that_does_not_fit_is_refused_by_the_machine():
+    model = make_llama(max_position_embeddings=1024).eval()
+    decoder, (hook, failed) = Decoder(model), fails(model, lambda rows, tokens: True)
     decoder._is_on_cpu = False
-    with pytest.raises(torch.OutOfMemoryError):
-        decoder.decode([tokens(random.Random(0), 100)], ENDS, greedy(3))
-    assert [shape[1] for shape in tried] == [100, 60]
+    with hook, pytest.raises(torch.OutOfMemoryError):
+        decoder.decode([tokens(random.Random(0), 600)], ENDS, greedy(3))
+    assert failed == [(1, 600)] * 3 + [(1, 512), (1, decoding.MIN_FILL_TOKENS)]
 
 
 @pytest.mark.slow
