@@ -325,7 +325,7 @@ def test_the_memory_of_linear_attention_without_kernels_is_counted(heads, sizes,
     execution = counts.Execution(rank=16, itemsize=4, on_gpu=False, has_kernels=False)
     rule = RuleShape(values, keys, key_size, value_size)
     kept, sizes = Kept((), (), rule=rule), Bucket(rows, len(lengths), max(lengths), rows)
-    predicted = execution.temporary_in_kernels(kept, sizes, with_gradients=True)
+    predicted = execution.taken_by_attention(kept, sizes, with_gradients=True)
     assert 0.4 * predicted < live.peak < predicted
 
 
@@ -339,7 +339,7 @@ def test_flash_attention_adds_its_sums_where_it_runs():
 
     def sums(size, sizes, execution=execution):
         kept = Kept((), (), heads=HeadsShape(8, size))
-        return execution.temporary_in_kernels(kept, sizes, with_gradients=True)
+        return execution.taken_by_attention(kept, sizes, with_gradients=True)
 
     assert sums(256, long) == of_dq + of_keys_and_values
     assert sums(256, short) == sums(512, long) == sums(256, long, execution._replace(itemsize=4)) == 0

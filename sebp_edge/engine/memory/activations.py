@@ -147,7 +147,7 @@ class Activations:
         if block.kind is None:
             widest = max((max(linear.inputs, linear.outputs) for linear in block.linears.values()), default=0)
             hidden, bytes_each = self._shape.hidden, self._setup.itemsize * sizes.tokens
-            beside = self._run.temporary_in_kernels(block.kept, sizes, with_gradients=with_gradients)
+            beside = self._run.taken_by_attention(block.kept, sizes, with_gradients=with_gradients)
             # While attention runs, the gradients of other layers are freed, or not there yet.
             return max(bytes_each * (3 * widest + 2 * hidden), bytes_each * (widest + 2 * hidden) + beside)
         head_size, mlp_bytes_per_token = self._shape.head_size, self._mlp_bytes_per_token(block)

@@ -166,7 +166,7 @@ class Execution(NamedTuple):
     def _runs_fused_mlp(self, block: Block) -> bool:
         return self.has_kernels and block.kind.has_fused_mlp
 
-    def temporary_in_kernels(self, kept: Kept | None, sizes: Bucket, *, with_gradients: bool) -> int:
+    def taken_by_attention(self, kept: Kept | None, sizes: Bucket, *, with_gradients: bool) -> int:
         """Bytes that attention allocates and frees in a block of no known kind, beside its inputs and results."""
         if kept is not None and kept.rule is not None:
             return self._temporary_in_rule(kept.rule, sizes, with_gradients=with_gradients)
