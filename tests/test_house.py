@@ -55,27 +55,27 @@ ENGINE = {
 }
 
 # Caps on what grows by itself. Raising one is a line in a diff that somebody must defend.
-MAX_LINES = 52_280
+MAX_LINES = 52_271
 MAX_LINES_OF_ROOM = {
     "files at the root": 1_592,
     "ask": 1_295,
-    "basics": 956,
+    "basics": 979,
     "basics.pages": 257,
     "cli": 2_965,
     "engine": 9,
-    "engine.memory": 1_833,
-    "engine.models": 5_033,
+    "engine.memory": 1_832,
+    "engine.models": 5_023,
     "engine.models.gguf": 1_394,
     "engine.sparse": 1_711,
     "engine.sparse.patches": 2_683,
     "engine.sparse.rows": 1_144,
-    "engine.training": 3_952,
+    "engine.training": 3_932,
     "export": 1_861,
     "lessons": 2_265,
     "machine": 1_167,
     "reading": 6_390,
     "research": 1_609,
-    "run": 5_799,
+    "run": 5_798,
     "serve": 3_761,
     "store": 2_769,
     "values": 1_835,

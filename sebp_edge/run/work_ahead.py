@@ -11,7 +11,6 @@ from sebp_edge.ask.make_quiz import REPLY_TOKENS
 from sebp_edge.engine.memory.amount_of_work import TOKENS_PER_STEP_CPU
 from sebp_edge.engine.memory.memory_plan import Choice, Plan
 from sebp_edge.engine.memory.seconds import OVERHEAD_CPU, OVERHEAD_GPU
-from sebp_edge.engine.models.shape import MAX_DECODED
 from sebp_edge.engine.sparse.rows.schedule import Schedule
 from sebp_edge.recipe import Recipe
 from sebp_edge.run import job
@@ -58,7 +57,7 @@ class Pace(NamedTuple):
 
     token: float  # seconds of a token's forward pass
     copying: float = 0.0  # seconds in which a pass copies streamed weights
-    num_decoded: int = MAX_DECODED  # how many replies are written together
+    num_decoded: int = 1  # how many replies are written together
 
     @classmethod
     def planned(cls, choice: Choice, schedules: Sequence[Schedule]) -> "Pace":

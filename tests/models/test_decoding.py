@@ -380,7 +380,7 @@ def test_a_model_that_cannot_be_captured_is_answered_eagerly_with_a_notice(model
             raise CannotCapture("it waits for the GPU.")
 
     monkeypatch.setattr(decoding, "CapturedSteps", Refusing)
-    monkeypatch.setattr(decoding, "max_rows", lambda _: 4)
+    monkeypatch.setattr(decoding, "max_decoded", lambda **_: 4)
     decoder = Decoder(model, on_event=notices.append)
     decoder._captures = True
     prompts, ends, expected = each_alone("llama")
@@ -397,7 +397,7 @@ def test_rows_and_columns_that_only_fill_up_change_nothing(family, column_step, 
     monkeypatch.setattr(captured_step, "COLUMN_STEP", column_step)
     monkeypatch.setattr(captured_step, "CELLS_OF_ONE_SIZE", cells)
     prompts, ends, expected = each_alone(family)
-    monkeypatch.setattr(decoding, "max_rows", lambda _: 9)
+    monkeypatch.setattr(decoding, "max_decoded", lambda **_: 9)
     decoder = Decoder(TOGETHER[family]().eval())
     decoder._captures = True
     assert decoder.decode(prompts, ends, greedy(10)) == expected
@@ -418,7 +418,7 @@ def test_captured_steps_give_the_tokens_of_eager_ones(family, max_rows, monkeypa
 
     monkeypatch.setattr(captured_step, "_StepGraph", Counted)
     model, prompts = TOGETHER[family]().eval().cuda(), make_prompts()
-    monkeypatch.setattr(decoding, "max_rows", lambda _: max_rows)
+    monkeypatch.setattr(decoding, "max_decoded", lambda **_: max_rows)
     eager, captured = (Decoder(model, on_event=notices.append) for _ in range(2))
     eager._captures = False
     expected = eager.decode(prompts, ENDS, greedy(10))

@@ -23,7 +23,7 @@ from sebp_edge.engine.memory.seconds import estimate_seconds
 from sebp_edge.engine.memory.setup import TrainingSetup
 from sebp_edge.engine.memory.target import ASSUMED_RATE, Target
 from sebp_edge.engine.models.four_bits import INSTALL_4_BITS, takes_4_bits
-from sebp_edge.engine.models.shape import DecoderShape
+from sebp_edge.engine.models.shape import DecoderShape, max_decoded
 from sebp_edge.engine.sparse.rows.schedule import RowLimit, Schedule
 from sebp_edge.errors import MachineError
 from sebp_edge.recipe import Recipe
@@ -230,7 +230,7 @@ class _Candidates:
         host_memory = host_bytes(setup, work.trained, num_trainings=self._num_trainings)
         seconds = estimate_seconds(setup, work, self.target.rate or ASSUMED_RATE, self.target.bus)
         words = self._kept(setup), _common(setup, work), self._judged
-        decoding = sum(setup.streamed_bytes) / self.target.bus, self.shape.num_decoded
+        decoding = sum(setup.streamed_bytes) / self.target.bus, max_decoded(has_states=self.shape.has_states)
         return Choice(recipe, dtype, setup.options, footprint, host_memory, seconds, *words, *decoding)
 
     def _kept(self, setup: TrainingSetup) -> str:

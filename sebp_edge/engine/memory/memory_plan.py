@@ -4,7 +4,6 @@ from dataclasses import asdict, dataclass
 
 from sebp_edge.engine.memory.footprint import Footprint
 from sebp_edge.engine.memory.memory_options import MemoryOptions
-from sebp_edge.engine.models.shape import MAX_DECODED
 from sebp_edge.recipe import Recipe
 
 
@@ -22,7 +21,7 @@ class Choice:
     common: str = ""  # how what texts begin with in common is computed, in words; empty if that is next to nothing
     judged: str = ""  # in how many folds it is judged, in words; empty without folds
     copying: float = 0.0  # the seconds in which a pass copies streamed weights
-    num_decoded: int = MAX_DECODED  # how many replies are written together
+    num_decoded: int = 1  # how many replies are written together
 
     @property
     def peak(self) -> int:

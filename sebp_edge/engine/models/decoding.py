@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.basics.out_of_memory import Attempt
 from sebp_edge.basics.stopping import StopRequested
 from sebp_edge.engine.models.architecture import blocks_of
 from sebp_edge.engine.models.captured_step import CapturedSteps
@@ -25,7 +26,8 @@ from sebp_edge.engine.models.lora import without_adapter
 from sebp_edge.engine.models.prefix_groups import PrefixBatch, common_length, group_by_prefix, make_batches
 from sebp_edge.engine.models.row_cache import RowCache, bytes_per_token, has_states, masks, needs_no_mask, no_masks
 from sebp_edge.engine.models.sampling import NonFiniteLogits, Sampler, Sampling
-from sebp_edge.engine.models.shared_batches import longest_alike, max_rows, why_not_rows
+from sebp_edge.engine.models.shape import max_decoded
+from sebp_edge.engine.models.shared_batches import longest_alike, why_not_rows
 from sebp_edge.engine.models.single_rows import decode_alone, threaded_linears
 from sebp_edge.errors import CannotCapture, TextsError
 from sebp_edge.events import Notice, Sink, silent
@@ -105,7 +107,7 @@ class Decoder:
         config = self._model.config.get_text_config()
         self.one_by_one = why_not_rows(self._model)
         self._longest = 0 if self.one_by_one else longest_alike(config)
-        self._max_rows, self._has_states, self._fill_tokens = max_rows(config), has_states(config), FILL_TOKENS
+        self._has_states = has_states(config)
         self._captures, self._is_on_cpu = model.device.type == "cuda", model.device.type == "cpu"
         self._keeps, self._holds = keeps, False
         self._forget()
@@ -199,6 +201,8 @@ class Decoder:
     def _computing(self, check: Callable[[], None]) -> Iterator[None]:
         """Context that keeps what it computes, unless it fails."""
         self._check, self._pass_began = check, time.thread_time()
+        # Until memory runs out.
+        self._max_rows, self._fill_tokens = max_decoded(has_states=self._has_states), FILL_TOKENS
         try:
             with threaded_linears(self._model), self._checking():
                 yield
@@ -240,26 +244,19 @@ class Decoder:
                 decode_alone(self._model, row.prompt, row.left, add_next)
         batches = self._batches(together)
         while batches:
-            batch, fits = [together[number] for number in batches[0].numbers], True
-            try:
-                self._decode(batches[0], batch)
-            except (RuntimeError, MemoryError) as error:
-                if not ran_out_of_memory(error) or (len(batch) == 1 and self._fill_tokens <= MIN_FILL_TOKENS):
-                    raise
-                fits = False
-            if fits:
-                del batches[0]
-                continue
-            # Only now is free what the error kept alive.
-            self._halve(len(batch))
-            together = [row for row in together if row.left]
-            batches = self._batches(together)
+            batch = [together[number] for number in batches[0].numbers]
+            with Attempt(partial(self._can_be_halved, batch)) as attempt:
+                self._decode(batches.pop(0), batch)
+            if attempt.did_not_fit:
+                self._forget()
+                release_memory(self._model.device)
+                self._max_rows = max(1, len(batch) // 2)
+                self._fill_tokens = max(MIN_FILL_TOKENS, self._fill_tokens // 2)
+                together = [row for row in together if row.left]
+                batches = self._batches(together)
 
-    def _halve(self, num_rows: int) -> None:
-        """Halves what batches take, since one of so many rows does not fit into memory."""
-        self._forget()
-        release_memory(self._model.device)
-        self._max_rows, self._fill_tokens = max(1, num_rows // 2), max(MIN_FILL_TOKENS, self._fill_tokens // 2)
+    def _can_be_halved(self, batch: list[_Row]) -> bool:
+        return len(batch) > 1 or self._fill_tokens > MIN_FILL_TOKENS
 
     def _keep(self) -> None:
         """Keeps the keys and values of a single prompt's text for the next call, or only what graphs refer to."""

@@ -80,9 +80,13 @@ class Kept:
     heads: HeadsShape | None = None
 
 
-# The most prompts that are decoded together. One CPU thread computes 64 rows 13 times as fast as one by one, and 128
-# rows 17 times as fast. The states of a row take more than keys and values of many tokens: 19 MB in Qwen3.5-0.8B.
-MAX_DECODED, MAX_DECODED_WITH_STATES = 64, 8
+def max_decoded(*, has_states: bool) -> int:
+    """Returns how many prompts are decoded together at most.
+
+    One CPU thread computes 64 rows 13 times as fast as one by one, and 128 rows 17 times as fast. The states of a row
+    take more than keys and values of many tokens: 19 MB in Qwen3.5-0.8B.
+    """
+    return 8 if has_states else 64
 
 
 @dataclass(frozen=True)
@@ -187,11 +191,6 @@ class DecoderShape:
     def has_states(self) -> bool:
         """Whether it has layers whose state restarts at each text."""
         return any(block.kept is not None and block.kept.has_state for block in self.distinct_blocks)
-
-    @property
-    def num_decoded(self) -> int:
-        """How many prompts are decoded together at most."""
-        return MAX_DECODED_WITH_STATES if self.has_states else MAX_DECODED
 
     def adapter_parameters(self, r: int) -> int:
         """Parameters of a LoRA adapter of rank `r` on every linear layer except the head."""

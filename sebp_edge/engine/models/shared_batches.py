@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from sebp_edge.engine.models.row_cache import LAYERS, RowCache, has_states, kinds_of_layers, layer_types, masks
-from sebp_edge.engine.models.shape import MAX_DECODED, MAX_DECODED_WITH_STATES
 from sebp_edge.engine.models.small_copy import VOCABULARY, small_copy, spread
 
 # Attention with these takes any mask; other implementations read lengths instead.
@@ -40,11 +39,6 @@ def why_not_rows(model: PreTrainedModel) -> str | None:
         tried = _Tried(type(model), config.to_json_string(use_diff=False), config)
         return None if _goes_on(tried) else "it has a recurrent state"
     return None if model._can_compile_fullgraph else "transformers does not run it with prepared masks"
-
-
-def max_rows(config: PretrainedConfig) -> int:
-    """Returns how many prompts are decoded together at most."""
-    return MAX_DECODED_WITH_STATES if has_states(config) else MAX_DECODED
 
 
 def longest_alike(config: PretrainedConfig) -> float:

@@ -8,12 +8,13 @@ precedes the first step; during the training, free memory is checked every few s
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from torch import Tensor
 
-from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.basics.out_of_memory import Attempt, ran_out_of_memory
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.guard import MemoryGuard
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
@@ -35,29 +36,6 @@ class LearnerState(NamedTuple):
     tensors: list[Tensor]  # the weights and the optimizer's state
     prepared_rows: int  # the maximum number of rows of a micro-batch that the schedule was laid out within
     max_rows: int  # the maximum number after memory has run out
-
-
-class _Attempt:
-    """Context in which a micro-batch may not fit into memory; if so, call `_reduce_memory` after the context.
-
-    Args:
-        can_be_undone: whether a part of the work may be repeated; updates in the backward pass may not.
-
-    Attributes:
-        did_not_fit: whether memory ran out. What was computed is free again only once the context has ended.
-    """
-
-    def __init__(self, learner: "RecoveringLearner", micro_batch: MicroBatch, *, can_be_undone: bool = True):
-        self._learner, self._micro_batch, self._can_be_undone = learner, micro_batch, can_be_undone
-        self.did_not_fit = False
-
-    def __enter__(self) -> "_Attempt":
-        return self
-
-    def __exit__(self, kind, error: BaseException | None, trace) -> bool:
-        if isinstance(error, RuntimeError | MemoryError) and ran_out_of_memory(error):
-            self.did_not_fit = self._can_be_undone and self._learner.can_reduce_memory(self._micro_batch)
-        return self.did_not_fit
 
 
 @dataclass
@@ -162,7 +140,7 @@ class RecoveringLearner:
         if size <= self._largest_dry_run:
             return True
         guard.begin()
-        with _Attempt(self, largest) as attempt:
+        with Attempt(partial(self.can_reduce_memory, largest)) as attempt:
             try:
                 self.plain.dry_run(largest)
                 guard.record_transient()
@@ -184,7 +162,7 @@ class RecoveringLearner:
         """
         remaining, done = list(group.micro_batches), 0
         while remaining:
-            with _Attempt(self, remaining[0]) as attempt:
+            with Attempt(partial(self.can_reduce_memory, remaining[0])) as attempt:
                 losses, sequences = self.plain.losses_of(remaining[0], reads_words=reads_words)
             if attempt.did_not_fit:
                 self._reduce_memory(remaining[0])
@@ -213,7 +191,7 @@ class RecoveringLearner:
             done, loss_tokens = 0, step.num_loss_tokens
             while done < len(step.micro_batches):
                 micro_batch = step.micro_batches[done]
-                with _Attempt(self, micro_batch, can_be_undone=plain.update.can_accumulate) as attempt:
+                with Attempt(partial(self._can_start_again, micro_batch)) as attempt:
                     plain.accumulate(micro_batch, loss_tokens)
                 done += 1
                 if attempt.did_not_fit:
@@ -247,6 +225,10 @@ class RecoveringLearner:
     def can_reduce_memory(self, micro_batch: MicroBatch) -> bool:
         """Whether a micro-batch can take less memory; a single example cannot be cut."""
         return len(micro_batch.examples) > 1 or self.plain.graphs is not None or self.plain.num_dequantised > 0
+
+    def _can_start_again(self, micro_batch: MicroBatch) -> bool:
+        """Whether a step may begin again with less memory; updates in the backward pass may not be repeated."""
+        return self.plain.update.can_accumulate and self.can_reduce_memory(micro_batch)
 
     def _reduce_memory(self, micro_batch: MicroBatch) -> None:
         """Frees dequantised weights, else halves micro-batches, or drops the graphs if this has a single example."""

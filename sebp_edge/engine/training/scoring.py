@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from sebp_edge.basics.out_of_memory import ran_out_of_memory
+from sebp_edge.basics.out_of_memory import Attempt
 from sebp_edge.basics.stopping import Check
 from sebp_edge.engine.memory.memory_options import FASTEST, MemoryOptions
 from sebp_edge.engine.sparse.rows.batches import Collator
@@ -63,14 +64,11 @@ def in_micro_batches(
     done = 0
     remaining = limit.cut(examples, is_evaluated=True)
     while remaining:
-        computed, result = remaining[0].examples, None
-        try:
+        computed = remaining[0].examples
+        can_be_cut = partial(bool, computed[1:])
+        with Attempt(can_be_cut) as attempt:
             result = compute(computed)
-        except (RuntimeError, MemoryError) as error:
-            if len(computed) == 1 or not ran_out_of_memory(error):
-                raise
-        # Only now is free what the error kept alive.
-        if result is None:
+        if attempt.did_not_fit:
             release_memory(device)
             limit = limit.halved(remaining[0])
             remaining = limit.cut(chain.from_iterable(each.examples for each in remaining), is_evaluated=True)

@@ -69,9 +69,9 @@ class RowLimit:
         return replace(self, max_rows=min(self.max_rows, -(-micro_batch.sizes.tokens // 2)))
 
     def evaluating_like(self, schedules: Iterable["Schedule"]) -> "RowLimit":
-        """Returns the limit whose micro-batches without gradients are no larger than the steps', once laid out.
+        """Returns a limit by which evaluations have no larger micro-batches than the steps of laid out schedules.
 
-        Larger tensors would not fit where a graph's memory has held those of the steps.
+        Larger tensors would not fit where the memory of graphs has held those of the steps.
         """
         sizes = (micro_batch.sizes.tokens for schedule in schedules for micro_batch in schedule.trained)
         rows = max(MIN_EVALUATED_ROWS, max(sizes, default=self.max_rows))
